@@ -1,0 +1,33 @@
+"""Packaging of tvm_ext. The two TVM pins belong together: see `tvm_ext.tvm_api.check_install`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+TUNE = ["xgboost>=2.0", "psutil", "cloudpickle", "tornado"]
+VERIFY = ["onnxruntime>=1.17"]
+TEST = [*VERIFY, "pytest>=8", "pytest-xdist", "hypothesis>=6", "ruff", "mypy"]
+
+setup(
+    name="tvm_ext",
+    version="0.1.0",
+    description="Auto-scheduler and tile-based passes for Apache TVM",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["tvm_ext", "tvm_ext.*"]),
+    package_data={"tvm_ext": ["py.typed"]},
+    install_requires=[
+        "apache-tvm==0.27.0.post1",
+        "apache-tvm-ffi==0.1.14.post0",
+        "numpy>=1.26",
+        "onnx>=1.16",
+        "onnxslim>=0.1.90",
+        "msgspec>=0.18",
+        "rich>=13",
+        "filelock>=3.12",
+        *TUNE,
+    ],
+    extras_require={"verify": VERIFY, "test": TEST},
+)

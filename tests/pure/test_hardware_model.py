@@ -1,0 +1,69 @@
+"""`HardwareModel`: lookups, and what its fingerprint does and does not depend on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tvm_ext.hardware import HardwareModel, MemoryLevel, get
+
+AVX2 = get("cpu/x86-avx2")
+
+
+def changed(**fields: object) -> HardwareModel:
+    return msgspec.structs.replace(AVX2, **fields)
+
+
+def test_level_by_name() -> None:
+    assert AVX2.level("l2").size_bytes == 512 * 1024
+    with pytest.raises(KeyError):
+        AVX2.level("l4")
+
+
+@pytest.mark.parametrize(("dtype_bytes", "lanes"), [(1, 32), (2, 16), (4, 8), (8, 4), (64, 1)])
+def test_lanes_fill_the_vector_and_are_never_zero(dtype_bytes: int, lanes: int) -> None:
+    assert AVX2.lanes(dtype_bytes) == lanes
+
+
+def test_json_round_trip_keeps_everything() -> None:
+    again = msgspec.json.decode(msgspec.json.encode(AVX2), type=HardwareModel)
+    assert again == AVX2
+    assert again.fingerprint() == AVX2.fingerprint()
+
+
+def test_fingerprint_ignores_what_a_measurement_changes() -> None:
+    levels = tuple(
+        msgspec.structs.replace(level, gbps=level.gbps * 1.7, total_gbps=1.0)
+        for level in AVX2.levels
+    )
+    measured = changed(
+        name="cpu/host",
+        levels=levels,
+        peak_gflops={"float32": 1.0},
+        launch_us=9.0,
+        barrier_us=9.0,
+        fma_per_cycle=1,
+        fma_latency_cycles=5,
+    )
+    assert measured.fingerprint() == AVX2.fingerprint()
+    assert len(AVX2.fingerprint()) == 12
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "arm"},
+        {"cores": 7},
+        {"vector_bytes": 16},
+        {"vector_registers": 32},
+        {"isa": ("avx2",)},
+        {"levels": (*AVX2.levels[:-1], MemoryLevel("dram", 1 << 20, 1.0))},
+        {"target": {"kind": "llvm", "mcpu": "znver3"}},
+    ],
+)
+def test_fingerprint_follows_what_decides_code(fields: dict[str, object]) -> None:
+    assert changed(**fields).fingerprint() != AVX2.fingerprint()
+
+
+def test_fingerprint_ignores_the_order_of_features() -> None:
+    assert changed(isa=AVX2.isa[::-1]).fingerprint() == AVX2.fingerprint()

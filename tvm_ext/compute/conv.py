@@ -1,0 +1,123 @@
+"""Channels-last convolution over packed weights.
+
+    y[n, p.., o] = sum over k.., c of x[n, p*stride + k*dilation - pad, c] * w[o / B, k.., c, o % B]
+
+`B` is the block of `blocking`; output channels are padded to whole blocks inside the group and
+cropped by the last stage, which the epilogue absorbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_ext.compute.blocking import choose_block, choose_group_block, padded
+from tvm_ext.tvm_api import te, topi
+
+Tensor = Any
+
+
+class ConvGeometry(msgspec.Struct, frozen=True):
+    """A convolution's attributes, one entry per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pad_before: tuple[int, ...]
+    pad_after: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    in_channels: int
+    out_channels: int
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every input channel makes its own output channel."""
+        return self.groups == self.in_channels == self.out_channels
+
+    def out_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """Output extents for input extents `spatial`."""
+        return tuple(
+            (size + before + after - (k - 1) * d - 1) // s + 1
+            for size, before, after, k, d, s in zip(
+                spatial,
+                self.pad_before,
+                self.pad_after,
+                self.kernel,
+                self.dilation,
+                self.strides,
+                strict=True,
+            )
+        )
+
+    def block(self, lanes: int) -> int:
+        """Output channels side by side in a packed weight."""
+        if self.groups == 1:
+            return choose_block(self.out_channels, lanes)
+        return choose_group_block(self.out_channels // self.groups, lanes)
+
+
+def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.ndarray:
+    """[O, k.., C/groups] → [O/B, k.., C/groups, B] with O padded by zeros; depthwise → [k.., O]."""
+    if geometry.depthwise:
+        return np.ascontiguousarray(np.moveaxis(weight[..., 0], 0, -1))
+    block = geometry.block(lanes)
+    channels = padded(geometry.out_channels, block)
+    if channels != weight.shape[0]:
+        extra = ((0, channels - weight.shape[0]),) + ((0, 0),) * (weight.ndim - 1)
+        weight = np.pad(weight, extra)
+    blocked = weight.reshape(channels // block, block, *weight.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(blocked, 1, -1))
+
+
+def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tensor:
+    """The convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups]).
+
+    `weight` is packed by `pack_weight`; the result is [n, out.., O].
+    """
+    rank = len(geometry.kernel)
+    grouped = geometry.groups > 1 and not geometry.depthwise
+    if any((*geometry.pad_before, *geometry.pad_after)):
+        flat = (0,) * (len(x.shape) - rank - 1)
+        x = topi.nn.pad(x, (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat), name="pad")
+    spatial = [int(size) for size in x.shape[1 : rank + 1]]
+    out = tuple(
+        (size - (k - 1) * d - 1) // s + 1
+        for size, k, d, s in zip(
+            spatial, geometry.kernel, geometry.dilation, geometry.strides, strict=True
+        )
+    )
+    taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
+
+    def position(at: Sequence[Any]) -> list[Any]:
+        return [
+            p * s + k * d
+            for p, s, k, d in zip(at, geometry.strides, taps, geometry.dilation, strict=True)
+        ]
+
+    if geometry.depthwise:
+
+        def depthwise(n: Any, *at: Any) -> Any:
+            *place, o = at
+            return te.sum(x[(n, *position(place), o)] * weight[(*taps, o)], axis=taps)
+
+        return te.compute((x.shape[0], *out, geometry.out_channels), depthwise, name="depthwise")
+    channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")
+    block = geometry.block(lanes)
+    per_group = geometry.out_channels // geometry.groups
+
+    def dense(n: Any, *at: Any) -> Any:
+        *place, o = at
+        source = (n, *position(place), *((o // per_group,) if grouped else ()), channel)
+        return te.sum(
+            x[source] * weight[(o // block, *taps, channel, o % block)], axis=[*taps, channel]
+        )
+
+    channels = padded(geometry.out_channels, block)
+    y = te.compute((x.shape[0], *out, channels), dense, name="conv")
+    if channels == geometry.out_channels:
+        return y
+    return te.compute((x.shape[0], *out, geometry.out_channels), lambda *i: y[i], name="crop")
+

@@ -1,0 +1,272 @@
+"""Batch norms and other per-channel affine maps, folded into the operator before them.
+
+In inference `BatchNormalization`, and `Mul`, `Add`, `Sub`, `Div` by a constant per channel, all
+compute y = scale * x + shift. A chain of them is one such map, and a linear operator absorbs it:
+
+rewrite:
+    conv(x, W, b) -> batch norm -> mul -> add   =>   conv(x, scale * W, scale * b + shift)
+    concat(...)   -> batch norm -> mul -> add   =>   scale * concat(...) + shift
+
+The maps are composed in float64, so each weight is rounded once or twice, never more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+LINEAR = ("Conv", "ConvTranspose", "Gemm")
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = scale * x + shift, along `axis` of x; axis None: two numbers for the whole tensor."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+    axis: int | None
+
+    def then(self, after: Affine) -> Affine | None:
+        """`after` applied to the result of this map; None if they run along different axes."""
+        if None not in (self.axis, after.axis) and self.axis != after.axis:
+            return None
+        return Affine(
+            after.scale * self.scale,
+            after.scale * self.shift + after.shift,
+            self.axis if self.axis is not None else after.axis,
+        )
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One node that computes an affine map of `source`."""
+
+    node: ir.Node
+    source: ir.Value
+    map: Affine
+
+
+def fold_affine(graph: ir.Graph) -> None:
+    """Fold every chain of affine maps in `graph`, in place.
+
+    Weights come from initialisers that no caller can override (frontend.load sees to that), and a
+    value that anyone else reads is never folded away. A weight shared with another operator is
+    copied, not changed.
+    """
+    for node in list(graph):
+        if node.graph is None:
+            continue
+        chain = _chain_ending_at(node)
+        if chain is None:
+            continue
+        links, total = chain
+        if not _absorb(graph, links, total):
+            _restate(graph, links, total)
+
+
+def _chain_ending_at(node: ir.Node) -> tuple[list[_Link], Affine] | None:
+    """The longest chain whose last node is `node`, first link first; None in mid-chain."""
+    link = _link(node)
+    if link is None:
+        return None
+    if _read_once(node.outputs[0]):
+        follower = _link(next(iter(node.outputs[0].consumers())))
+        if (
+            follower is not None
+            and follower.source is node.outputs[0]
+            and link.map.then(follower.map) is not None
+        ):
+            return None
+    links, total = [link], link.map
+    while _read_once(links[0].source):
+        producer = links[0].source.producer()
+        before = _link(producer) if producer is not None else None
+        joined = before.map.then(total) if before is not None else None
+        if before is None or joined is None:
+            break
+        links, total = [before, *links], joined
+    return links, total
+
+
+def _link(node: ir.Node) -> _Link | None:
+    if node.domain or not node.inputs or node.inputs[0] is None:
+        return None
+    if node.op_type == "BatchNormalization":
+        return _batch_norm(node)
+    if node.op_type in ("Add", "Sub", "Mul", "Div") and len(node.inputs) == 2:
+        return _binary(node)
+    return None
+
+
+def _batch_norm(node: ir.Node) -> _Link | None:
+    unused = all(not out.uses() and not out.is_graph_output() for out in node.outputs[1:])
+    if _int(node, "training_mode", 0) or not _int(node, "spatial", 1) or not unused:
+        return None
+    parameters = [_constant(value) for value in node.inputs[1:]]
+    if any(parameter is None for parameter in parameters):
+        return None
+    gamma, beta, mean, variance = (
+        parameter.astype(np.float64) for parameter in parameters if parameter is not None
+    )
+    epsilon = node.attributes.get("epsilon")
+    scale = gamma / np.sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
+    source = node.inputs[0]
+    assert source is not None
+    return _Link(node, source, Affine(scale, beta - mean * scale, 1))
+
+
+def _binary(node: ir.Node) -> _Link | None:
+    left, right = node.inputs
+    constants = [_constant(value) for value in node.inputs]
+    if left is None or right is None or (constants[0] is None) == (constants[1] is None):
+        return None
+    source, operand = (left, constants[1]) if constants[0] is None else (right, constants[0])
+    assert operand is not None
+    placed = _per_channel(source, operand)
+    if placed is None:
+        return None
+    vector, axis = placed
+    one, zero = np.ones_like(vector), np.zeros_like(vector)
+    if node.op_type == "Add":
+        return _Link(node, source, Affine(one, vector, axis))
+    if node.op_type == "Mul":
+        return _Link(node, source, Affine(vector, zero, axis))
+    if node.op_type == "Sub":
+        constant_first = source is right
+        sign = -1.0 if constant_first else 1.0
+        return _Link(node, source, Affine(sign * one, -sign * vector, axis))
+    if source is right or not vector.all():
+        return None
+    return _Link(node, source, Affine(1.0 / vector, zero, axis))
+
+
+def _per_channel(source: ir.Value, operand: np.ndarray) -> tuple[np.ndarray, int | None] | None:
+    """`operand` as a float64 vector and the axis of `source` it runs along, if there is one."""
+    if source.dtype not in FLOATS or source.shape is None or operand.ndim > len(source.shape):
+        return None
+    long = [axis for axis, extent in enumerate(operand.shape) if extent != 1]
+    vector = operand.astype(np.float64).reshape(-1)
+    if not long:
+        return vector, None
+    axis = len(source.shape) - operand.ndim + long[0]
+    # A different extent would mean that the operand widens x, which no scale of x can say.
+    if len(long) > 1 or source.shape[axis] != vector.size:
+        return None
+    return vector, axis
+
+
+def _absorb(graph: ir.Graph, links: list[_Link], total: Affine) -> bool:
+    """Put the map into the weights of the linear operator before the chain, if there is one."""
+    source, result = links[0].source, links[-1].node.outputs[0]
+    linear = source.producer()
+    if linear is None or linear.domain or linear.op_type not in LINEAR or not _read_once(source):
+        return False
+    weight = _constant(linear.inputs[1])
+    has_bias = len(linear.inputs) > 2 and linear.inputs[2] is not None
+    bias = _constant(linear.inputs[2]) if has_bias else np.zeros(1)
+    if weight is None or bias is None or total.axis not in (None, 1):
+        return False
+    attributes = dict(linear.attributes)
+    if linear.op_type == "Gemm":
+        beta = attributes.pop("beta", None)
+        bias = bias.astype(np.float64) * (1.0 if beta is None else beta.as_float())
+        channels = weight.shape[0 if _int(linear, "transB", 0) else 1]
+        new_bias = bias * total.scale + total.shift
+    else:
+        grouped = linear.op_type == "ConvTranspose"
+        channels = weight.shape[1] * _int(linear, "group", 1) if grouped else weight.shape[0]
+        new_bias = bias.astype(np.float64) * total.scale + total.shift
+        new_bias = np.broadcast_to(new_bias, (channels,))
+    scale = np.broadcast_to(total.scale, (channels,)).astype(weight.dtype)
+    new_bias = new_bias.astype(weight.dtype)
+    new_weight = weight * _along_weight(linear, scale, weight.ndim)
+    if not (np.isfinite(scale).all() and np.isfinite(new_bias).all()):
+        return False
+    inputs = [linear.inputs[0], _initialiser(graph, f"{result.name}_weight", new_weight)]
+    if has_bias or new_bias.any():
+        inputs.append(_initialiser(graph, f"{result.name}_bias", new_bias))
+    folded = ir.Node(
+        "", linear.op_type, inputs, attributes=list(attributes.values()), name=linear.name
+    )
+    _replace(graph, [*(link.node for link in reversed(links)), linear], [folded], result)
+    return True
+
+
+def _along_weight(linear: ir.Node, scale: np.ndarray, rank: int) -> np.ndarray:
+    """`scale` (one value per output channel) shaped to multiply the weight of `linear`.
+
+    Weights are (out, in/groups, ...) for Conv, (in, out/groups, ...) for ConvTranspose, whose
+    groups split the input channels, and (in, out) or, with transB, (out, in) for Gemm.
+    """
+    if linear.op_type == "Gemm":
+        return scale[:, None] if _int(linear, "transB", 0) else scale
+    window = (1,) * (rank - 2)
+    if linear.op_type == "Conv":
+        return scale.reshape(-1, 1, *window)
+    groups = _int(linear, "group", 1)
+    weight = linear.inputs[1]
+    assert weight is not None
+    inputs = _constant(weight).shape[0]  # type: ignore[union-attr]
+    return np.repeat(scale.reshape(groups, -1), inputs // groups, axis=0).reshape(
+        inputs, -1, *window
+    )
+
+
+def _restate(graph: ir.Graph, links: list[_Link], total: Affine) -> None:
+    """State the chain as one Mul and one Add, unless it is as short as that already."""
+    source, result = links[0].source, links[-1].node.outputs[0]
+    if source.shape is None or source.dtype not in FLOATS:
+        return
+    steps = [
+        (op, vector)
+        for op, vector, neutral in (("Mul", total.scale, 1.0), ("Add", total.shift, 0.0))
+        if (vector != neutral).any()
+    ]
+    batch_norm = any(link.node.op_type == "BatchNormalization" for link in links)
+    if not steps or (len(steps) >= len(links) and not batch_norm):
+        return
+    tail = 0 if total.axis is None else len(source.shape) - 1 - total.axis
+    nodes: list[ir.Node] = []
+    value = source
+    for op, vector in steps:
+        operand = vector.astype(source.dtype.numpy()).reshape(-1, *(1,) * tail)
+        if not np.isfinite(operand).all():
+            return
+        inputs = [value, _initialiser(graph, f"{result.name}_{op.lower()}", operand)]
+        nodes.append(ir.Node("", op, inputs, name=f"{links[0].node.name}_{op.lower()}"))
+        value = nodes[-1].outputs[0]
+        value.type, value.shape = source.type, source.shape
+    _replace(graph, [link.node for link in reversed(links)], nodes, result)
+
+
+def _replace(graph: ir.Graph, old: list[ir.Node], new: list[ir.Node], result: ir.Value) -> None:
+    """Put `new` where `old` (last node first) computed `result`."""
+    ir.convenience.replace_nodes_and_values(graph, old[0], old, new, [result], [new[-1].outputs[0]])
+
+
+def _initialiser(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    while name in graph.initializers:
+        name += "_"
+    tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
+    value = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _read_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _constant(value: ir.Value | None) -> np.ndarray | None:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()

@@ -1,0 +1,218 @@
+"""From a user's ONNX model to a Relax module: `import_onnx`, the way through this room."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from keyword import iskeyword
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend.load import detach_weights, load_onnx, one_line, onnx_opset
+from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
+from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes
+from tvm_ext.frontend.simplify import simplify
+
+C_KEYWORD = re.compile(
+    "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|"
+    "inline|int|long|register|restrict|return|short|signed|sizeof|static|struct|switch|typedef|"
+    "union|unsigned|void|volatile|while"
+)
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """An input or output: its name in the ONNX model, its element type and its shape.
+
+    An extent of an output that depends on the data is -1.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model as a Relax module whose `main` takes `inputs` in order; the weights are constants.
+
+    `main` returns the tensor itself where there is one output, else a tuple in model order.
+    """
+
+    mod: tvm.IRModule
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    notes: tuple[str, ...]
+    constant_bytes: int
+
+
+def import_onnx(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ImportedModel:
+    """Read, simplify and import an ONNX model; a `ModelProto` given as source is not changed.
+
+    source  as for `load_onnx`
+    shapes  as for `resolve_shapes`; needed where the model leaves a dimension symbolic
+
+    Raises ModelError: the model cannot be read, holds operators that cannot be compiled (all are
+    listed), or the importer fails on a node; ShapeError: as `resolve_shapes`.
+    """
+    proto = load_onnx(source)
+    resolved = resolve_shapes(proto, shapes)
+    output_names = [value.name for value in proto.graph.output]
+    light, weights = detach_weights(proto)
+    apply_shapes(light, resolved)
+    name_nodes(light.graph)
+    model = _attach_weights(ir.from_proto(modernise(light)), weights)
+    model, notes = simplify(model)
+    lacking = unsupported(model.graph.all_nodes())
+    if lacking is not None:
+        raise ModelError(f"operators that cannot be compiled: {lacking}; export without them")
+    inputs = tuple(
+        TensorInfo(name, _dtype(name, value), shape)
+        for (name, shape), value in zip(resolved.items(), model.graph.inputs, strict=True)
+    )
+    for value, name in zip(model.graph.inputs, _identifiers(model.graph, resolved), strict=True):
+        value.name = name
+    weights_left = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
+    mod = _to_relax(model, weights_left)
+    outputs = tuple(
+        TensorInfo(name, str(kind.dtype.dtype), _static(kind))
+        for name, kind in zip(output_names, _tensor_types(mod), strict=True)
+    )
+    constant_bytes = sum(tensor.nbytes for tensor in weights_left.values())
+    return ImportedModel(mod, inputs, outputs, notes, constant_bytes)
+
+
+class _Importer(ONNXGraphImporter):
+    """TVM's importer, given weights as arrays, that remembers which node it was at."""
+
+    def __init__(self, weights: Mapping[str, ir.TensorProtocol]) -> None:
+        super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
+        self.at = "before the first node"
+        self._weights = weights
+
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        for name, tensor in self._weights.items():
+            self._nodes[name] = relax.const(_tensor(tensor.numpy()))
+
+    def _convert_operator(
+        self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
+    ) -> relax.Expr:
+        self.at = f"{op_name} (node {attrs['tvm_custom']['name']!r})"
+        try:
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        except Exception as error:
+            # The base class prints every input of the node, weights too, on an Exception.
+            raise _ConversionError(error) from error
+
+
+class _ConversionError(BaseException):
+    """Carries the importer's error past its own `except Exception`."""
+
+
+def _attach_weights(model: ir.Model, weights: Mapping[str, onnx.TensorProto]) -> ir.Model:
+    """Undo `detach_weights`: inputs that stand for weights become initialisers, uncopied."""
+    graph = model.graph
+    for value in list(graph.inputs):
+        if value.name is None or value.name not in weights:
+            continue
+        proto = weights[value.name]
+        graph.inputs.remove(value)
+        value.const_value = ir.LazyTensor(
+            partial(_read_weight, value.name, proto),
+            dtype=ir.DataType(proto.data_type),
+            shape=ir.Shape(proto.dims),
+            name=value.name,
+        )
+        graph.register_initializer(value)
+    return model
+
+
+def _read_weight(name: str, proto: onnx.TensorProto) -> ir.TensorProtocol:
+    try:
+        return ir.Tensor(ir.from_proto(proto).numpy(), dtype=ir.DataType(proto.data_type))
+    except ValueError as error:
+        raise ModelError(
+            f"the data of {name!r} does not fill its shape {tuple(proto.dims)} ({error}); "
+            "export the model again"
+        ) from None
+
+
+def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> tvm.IRModule:
+    """The Relax module of `model`, whose initialisers are `weights`."""
+    model.graph.initializers.clear()
+    proto = ir.to_proto(model)
+    importer = _Importer(weights)
+    try:
+        return importer.from_onnx(proto.graph, onnx_opset(proto))
+    except (_ConversionError, Exception) as error:
+        # TVM would complain of the block that the error left open.
+        importer.bb._end_block()
+        cause = error.__cause__ or error
+        raise ModelError(
+            f"{importer.at} cannot be imported by TVM {tvm.__version__}: "
+            f"{type(cause).__name__}: {one_line(cause)}; export the model without it"
+        ) from cause
+
+
+def _tensor(array: np.ndarray) -> tvm.runtime.Tensor:
+    """`array` as a TVM tensor; written in place, since a weight may be a broadcast or very big."""
+    if array.dtype.isbuiltin != 1 or array.dtype == bool:
+        return tvm.runtime.tensor(array)
+    tensor = tvm.runtime.empty(array.shape, array.dtype.name)
+    np.from_dlpack(tensor)[...] = array
+    return tensor
+
+
+def _identifiers(graph: ir.Graph, names: Iterable[str]) -> list[str]:
+    """A C identifier for each name that no other value of `graph` has."""
+    taken = {value.name for node in graph.all_nodes() for value in node.outputs}
+    taken |= set(graph.initializers)
+    result = []
+    for name in names:
+        clean = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not re.match("[A-Za-z_]", clean) or C_KEYWORD.fullmatch(clean) or iskeyword(clean):
+            clean = f"input_{clean}"
+        unique, count = clean, 0
+        while unique in taken:
+            count += 1
+            unique = f"{clean}_{count}"
+        taken.add(unique)
+        result.append(unique)
+    return result
+
+
+def _dtype(name: str, value: ir.Value) -> str:
+    if value.dtype is None or not isinstance(value.type, ir.TensorType):
+        raise ModelError(f"input {name!r} is no tensor; only tensors can be compiled")
+    if value.dtype == ir.DataType.STRING:
+        raise ModelError(f"input {name!r} holds strings; pre-process them outside the model")
+    return value.dtype.numpy().name
+
+
+def _tensor_types(mod: tvm.IRModule) -> list[relax.TensorType]:
+    result = mod["main"].ret_ty
+    return list(result.fields) if isinstance(result, tvm.ir.TupleType) else [result]
+
+
+def _static(kind: relax.TensorType) -> tuple[int, ...]:
+    """The shape, with -1 for every extent that is not a number."""
+    if kind.shape is None:
+        return (-1,) * kind.ndim
+    return tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else -1 for dim in kind.shape)

@@ -1,0 +1,246 @@
+"""Reading an ONNX file into a checked `ModelProto`; one clear line for every way it can fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnx_ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from tvm_ext.errors import ModelError
+
+HEAVY_BYTES = 1024
+"""Tensors above this size are weights, never shapes or axes, so onnx's C++ passes need no copy."""
+
+EXPORT = "export it again, e.g. with torch.onnx.export"
+
+# What people pass by mistake, by the first bytes of the file.
+FOREIGN = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"PK\x03\x04": "a zip archive (a PyTorch checkpoint?)",
+    b"\x89HDF": "an HDF5 file (a Keras model?)",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x80": "a Python pickle",
+    b"version https://git-lfs": "a Git LFS pointer; fetch the real file with `git lfs pull`",
+}
+
+
+def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
+    """The model in `source`, complete (external data read) and valid.
+
+    source  path of a binary .onnx file, external data beside it, or a `ModelProto`, which is
+            checked and returned as it is. There is no limit on the total size.
+
+    Raises ModelError: the path is missing, no file, unreadable, empty, truncated or not ONNX;
+    external data is missing or short; the model is newer than the installed onnx, has no
+    outputs, or fails onnx's checker.
+    """
+    if isinstance(source, onnx.ModelProto):
+        _check(source, "the model")
+        return source
+    path = Path(source)
+    model = _parse(path, _read(path))
+    for tensor in tensors(model):
+        _read_external(path, tensor)
+    _check(model, str(path))
+    return model
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor the model holds: initialisers and tensor attributes, subgraphs included."""
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    yield attribute.t
+                elif attribute.type == onnx.AttributeProto.GRAPH:
+                    graphs.append(attribute.g)
+
+
+def detach_weights(
+    model: onnx.ModelProto,
+) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A light copy of `model`, and its weights by name.
+
+    Tensors over HEAVY_BYTES (initialisers and `Constant` nodes) become graph inputs of the copy,
+    so that onnx's C++ passes, which serialise what they are given, stay fast and may be used on
+    models over 2 GB. The weights are the tensors of `model` itself, not copies.
+    """
+    light, graph = onnx.ModelProto(), model.graph
+    for field, value in model.ListFields():
+        if field.name == "graph":
+            continue
+        if field.is_repeated:
+            getattr(light, field.name).extend(value)
+        else:
+            setattr(light, field.name, value)
+    # Before version 4 every initialiser had to be listed as an input as well.
+    light.ir_version = max(4, model.ir_version)
+    copy = light.graph
+    copy.name = graph.name or "graph"
+    weights: dict[str, onnx.TensorProto] = {}
+    for tensor in graph.initializer:
+        if _nbytes(tensor) > HEAVY_BYTES:
+            weights[tensor.name] = tensor
+        else:
+            copy.initializer.append(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            value = next((a.t for a in node.attribute if a.name == "value"), None)
+            if value is not None and _nbytes(value) > HEAVY_BYTES:
+                weights[node.output[0]] = value
+                continue
+        copy.node.append(node)
+    initialisers = {tensor.name for tensor in graph.initializer}
+    copy.input.extend(i for i in graph.input if i.name not in initialisers)
+    copy.input.extend(
+        onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in weights.items()
+    )
+    copy.output.extend(graph.output)
+    copy.value_info.extend(graph.value_info)
+    copy.sparse_initializer.extend(graph.sparse_initializer)
+    return light, weights
+
+
+def _read(path: Path) -> bytes:
+    if path.is_dir():
+        inside = sorted(path.glob("*.onnx"))
+        hint = f"give the file in it, e.g. {inside[0]}" if inside else "give a .onnx file"
+        raise ModelError(f"{path} is a directory; {hint}")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not data:
+        raise ModelError(f"{path} is empty (0 bytes); {EXPORT}")
+    return data
+
+
+def _parse(path: Path, data: bytes) -> onnx.ModelProto:
+    for magic, what in FOREIGN.items():
+        if data.startswith(magic):
+            raise ModelError(f"{path} is not an ONNX model but {what}")
+    if all(byte >= 32 or byte in b"\t\r\n" for byte in data[:256]):
+        raise ModelError(f"{path} is not an ONNX model but a text file; {EXPORT}")
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        needed = _declared_bytes(data)
+        if needed is None:
+            raise ModelError(f"{path} is not an ONNX model; {EXPORT}") from None
+        if needed > len(data):
+            raise ModelError(
+                f"{path} is truncated: it holds {len(data)} bytes of at least {needed}; "
+                "copy or download it again"
+            ) from None
+        raise ModelError(f"{path} is damaged; copy or download it again") from None
+    if not model.HasField("graph"):
+        raise ModelError(f"{path} is not an ONNX model: it holds no graph; {EXPORT}")
+    return model
+
+
+def _declared_bytes(data: bytes) -> int | None:
+    """Size that the top-level fields of a serialised ModelProto declare; None if it is none."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while position < len(data) and shift < 64:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        return value
+
+    fields = onnx.ModelProto.DESCRIPTOR.fields_by_number
+    while position < len(data):
+        number, wire_type = divmod(varint(), 8)
+        if number not in fields or wire_type not in (0, 2):
+            return None
+        value = varint()
+        if wire_type == 2:
+            position += value
+    # A file that stops inside a number wants at least one byte more.
+    return max(position, len(data) + (data[-1] >= 0x80))
+
+
+def _read_external(path: Path, tensor: onnx.TensorProto) -> None:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    info = onnx.external_data_helper.ExternalDataInfo(tensor)
+    file = path.parent / info.location
+    need = (info.offset or 0) + (info.length or 0)
+    if not file.is_file():
+        raise ModelError(
+            f"{path}: external data file {file} is missing (it holds {tensor.name!r}); "
+            "put it beside the model"
+        )
+    if file.stat().st_size < need:
+        raise ModelError(
+            f"{path}: external data file {file} is truncated: it holds {file.stat().st_size} "
+            f"bytes, {tensor.name!r} ends at {need}; copy or download it again"
+        )
+    try:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{path}: external data file {file}: {one_line(error)}") from None
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def one_line(error: BaseException | str) -> str:
+    """The message of `error` up to onnx's trailing context, without line breaks."""
+    return " ".join(str(error).split("==>")[0].split())
+
+
+def _check(model: onnx.ModelProto, subject: str) -> None:
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{subject} has ONNX IR version {model.ir_version}, but onnx {onnx.__version__} knows "
+            f"up to {onnx.IR_VERSION}; upgrade onnx, or export with an older version"
+        )
+    known = onnx.defs.onnx_opset_version()
+    opset = onnx_opset(model)
+    if opset > known:
+        raise ModelError(
+            f"{subject} uses ONNX opset {opset}, but onnx {onnx.__version__} knows up to {known}; "
+            "upgrade onnx, or export with a lower opset"
+        )
+    if not model.graph.output:
+        raise ModelError(f"{subject} has no outputs, so there is nothing to compute; {EXPORT}")
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelError(
+                f"{subject}: external data of {tensor.name!r} is not loaded; give the path of the "
+                ".onnx file instead, or load it with onnx.load"
+            )
+    try:
+        onnx.checker.check_model(detach_weights(model)[0])
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{subject} is not a valid ONNX model: {one_line(error)}") from None
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Size by shape and type (protobuf's `ByteSize` would serialise the tensor to tell)."""
+    if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        return 0
+    return prod(tensor.dims) * onnx_ir.DataType(tensor.data_type).bitwidth // 8
+
+
+def onnx_opset(model: onnx.ModelProto) -> int:
+    """Version of the standard operator set the model uses; 1 where it says nothing."""
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)

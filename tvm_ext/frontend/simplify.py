@@ -1,0 +1,109 @@
+"""Simplification of an ONNX graph before import: everything that is known is computed, in numpy.
+
+onnxscript folds constants and shapes, inlines functions, and removes what does nothing. Ours are
+the three things it leaves: weights made by `ConstantOfShape`, `Dropout` of old operator sets, and
+chains of batch norms and per-channel arithmetic (`affine`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+from tvm_ext.frontend.affine import fold_affine
+from tvm_ext.frontend.load import one_line
+
+LARGEST_CONSTANT = 1 << 28
+"""Elements of the largest constant that is folded; a bigger one is computed at run time."""
+
+
+def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+    """An equivalent model (up to floating-point rounding) with fewer nodes, and notes.
+
+    `model` is changed; the names and order of inputs and outputs are kept. Where onnxscript fails
+    on a model, its part is left out and a note says so. The result depends on `model` alone.
+    """
+    from onnxscript.optimizer import fold_constants, optimize_ir
+
+    limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
+    notes: list[str] = []
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _materialise_constants(model.graph)
+    _drop_dropout(model)
+    model = _attempt(
+        "constant folding",
+        lambda copy: fold_constants(copy, onnx_shape_inference=True, **limits),
+        model,
+        notes,
+    )
+    fold_affine(model.graph)
+    model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
+    return model, tuple(notes)
+
+
+def _attempt(
+    what: str, change: Callable[[ir.Model], object], model: ir.Model, notes: list[str]
+) -> ir.Model:
+    """`model` changed by a library's pass, or untouched, with a note, where the pass fails."""
+    copy = model.clone()
+    try:
+        with _quiet():
+            change(copy)
+    except MemoryError:
+        raise
+    except Exception as error:
+        notes.append(f"{what} by onnxscript failed, went on without: {one_line(error)}")
+        return model
+    return copy
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the libraries' own warnings: each names a node it left as it was, no more."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _materialise_constants(graph: ir.Graph) -> None:
+    """Turn `ConstantOfShape` of a known shape into an initialiser that takes no memory yet."""
+    for node in list(graph):
+        if node.op_type != "ConstantOfShape" or node.domain or node.outputs[0].is_graph_output():
+            continue
+        shape = None if node.inputs[0] is None else ir.convenience.get_const_tensor(node.inputs[0])
+        if shape is None:
+            continue
+        filler = node.attributes.get("value")
+        value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
+        old = node.outputs[0]
+        array = np.broadcast_to(value.reshape(()), tuple(shape.numpy().tolist()))
+        tensor = ir.Tensor(array, name=old.name)
+        new = ir.Value(
+            name=old.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+        )
+        ir.convenience.replace_all_uses_with(old, new)
+        graph.remove(node, safe=True)
+        graph.register_initializer(new)
+
+
+def _drop_dropout(model: ir.Model) -> None:
+    """Remove every `Dropout`; in inference it passes its input on."""
+    for node in list(model.graph):
+        if node.op_type != "Dropout" or node.domain or node.inputs[0] is None:
+            continue
+        result, *masks = node.outputs
+        if result.is_graph_output() or any(m.uses() or m.is_graph_output() for m in masks):
+            continue
+        ir.convenience.replace_all_uses_with(result, node.inputs[0])
+        model.graph.remove(node, safe=True)

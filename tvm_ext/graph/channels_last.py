@@ -1,0 +1,192 @@
+"""Channels-last layout for convolutional models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.ir import Call, TupleGetItem, TupleType
+from tvm.relax import DataflowBlock, DataflowVar, Expr, Var, VarBinding
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.graph.layout_perm import identity
+from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
+from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+
+CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+
+
+@tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
+@dataclass(frozen=True)
+class ChannelsLast:
+    """Moves every function with convolutions from NCHW to NHWC (NCW to NWC, NCDHW to NDHWC).
+
+    rewrite:
+        conv2d(x, w, NCHW, OIHW)
+        -> permute_dims(conv2d(permute_dims(x), w', NHWC, OHWI)), w' permuted at compile time
+
+    Operators between convolutions follow (`layout_rules.RULES`), so conversions stay only at the
+    borders and around operators without a rule; each value is converted at most once each way,
+    and only where it is used. Signatures keep their layout, and so does what leaves a dataflow
+    block, a branch of an `If` or a local function. Functions without a convolution in the plain
+    layout, or already grouped for a back end, are left as they are, so the pass is idempotent.
+
+    It does the work of TVM's `ConvertLayout`, which fails on models that reshape or expand a
+    four-dimensional tensor to another rank.
+
+    convolutions: the operators that ask for channels-last; others stay in NCHW.
+    """
+
+    convolutions: tuple[str, ...] = CONVOLUTIONS
+
+    def transform_module(
+        self, mod: tvm.IRModule, ctx: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        rewriter = _Rewriter(mod, frozenset(self.convolutions))
+        for name, func in mod.functions_items():
+            if isinstance(func, relax.Function) and self._applies(func):
+                rewriter.builder_.update_func(name, rewriter.rewrite(func))
+        return rewriter.builder_.get()
+
+    def _applies(self, func: relax.Function) -> bool:
+        attrs = func.attrs or {}
+        if any(key in attrs for key in ("Primitive", "Composite", "Codegen")):
+            return False
+        found: list[Expr] = []
+
+        def visit(expr: Expr) -> None:
+            if _op_name(expr) in self.convolutions and is_plain_conv(expr):
+                found.append(expr)
+
+        relax.analysis.post_order_visit(func, visit)
+        return bool(found)
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    """Rebuilds a function binding by binding, keeping for each value the layouts it exists in."""
+
+    def __init__(self, mod: tvm.IRModule, convolutions: frozenset[str]) -> None:
+        super().__init__(mod)
+        self.rules = {
+            name: rule
+            for name, rule in RULES.items()
+            if name in convolutions or name not in CONVOLUTIONS
+        }
+        self.nested = False
+
+    def rewrite(self, func: relax.Function) -> relax.Function:
+        self.layouts = Layouts(self.builder_, self.visit_expr)
+        return self.visit_expr(func)
+
+    def visit_var_(self, op: Var) -> Expr:
+        entry = self.layouts.entries.get(op)
+        if entry is None:
+            return super().visit_var_(op)
+        if isinstance(entry, list):
+            return relax.Tuple([self._plain(value) for value in entry])
+        return self._plain(entry)
+
+    def visit_dataflow_var_(self, op: DataflowVar) -> Expr:
+        return self.visit_var_(op)
+
+    def visit_dataflow_block_(self, block: DataflowBlock) -> DataflowBlock:
+        rewritten = super().visit_dataflow_block_(block)
+        self.layouts.leave_dataflow_block()
+        return rewritten
+
+    def visit_var_binding_(self, binding: VarBinding) -> None:
+        if self.nested:
+            super().visit_var_binding_(binding)
+        elif isinstance(binding.value, (relax.If, relax.Function)):
+            self._visit_scope(binding)
+        elif not (self._bind_view(binding) or self._bind_call(binding)):
+            super().visit_var_binding_(binding)
+
+    def _visit_scope(self, binding: VarBinding) -> None:
+        """Leaves a branch or a local function as it is, on plain values made outside of it."""
+        for var in relax.analysis.free_vars(binding.value):
+            self.visit_expr(var)
+        self.nested = True
+        super().visit_var_binding_(binding)
+        self.nested = False
+
+    def _bind_view(self, binding: VarBinding) -> bool:
+        """A binding that moves no data: another name, a field, a tuple, a permutation.
+
+        Nor does a reshape of a constant, such as the bias an importer spells as (1, C, 1, 1).
+        """
+        value = binding.value
+        entries = self.layouts.entries
+        seen: Value | list[Value] | None = None
+        if isinstance(value, Var):
+            seen = entries.get(value)
+        elif isinstance(value, TupleGetItem):
+            fields = entries.get(value.tuple_value)
+            seen = fields[value.index] if isinstance(fields, list) else None
+        elif isinstance(value, relax.Tuple):
+            fields = self.layouts.fields(value)
+            seen = fields if fields and not all(field.is_plain for field in fields) else None
+        elif _op_name(value) == "relax.permute_dims":
+            data = self.layouts.value(value.args[0])
+            seen = None if data is None else data.permute(_permutation(value))
+        elif self.rules.get(_op_name(value)) is reshape:
+            data, shape = self.layouts.value(value.args[0]), known_shape(value.ty)
+            seen = None if data is None or shape is None else data.reshape_constant(shape)
+        if seen is None or (isinstance(seen, list) and self._is_output(binding.var)):
+            return False
+        self._record(binding.var, seen)
+        return True
+
+    def _bind_call(self, binding: VarBinding) -> bool:
+        """A call that has a rule which applies."""
+        rule = self.rules.get(_op_name(binding.value))
+        output = self._is_output(binding.var)
+        if rule is None or (output and isinstance(binding.var.ty, TupleType)):
+            return False
+        placed = rule(self.layouts, binding.value)
+        if placed is None:
+            return False
+        output = output and placed.perm == identity(len(placed.perm))
+        emit = self.builder_.emit_output if output else self.builder_.emit
+        self._record(binding.var, _results(emit(placed.call, binding.var.name), placed))
+        return True
+
+    def _record(self, var: Var, seen: Value | list[Value]) -> None:
+        """Remembers what a variable holds; what leaves a dataflow block leaves it plain."""
+        self.layouts.entries[var] = seen
+        if isinstance(seen, Value) and self._is_output(var):
+            emit = partial(self.builder_.emit_output, name_hint=var.name)
+            plain = self.layouts.to(seen, identity(seen.rank), emit)
+            if isinstance(plain, DataflowVar):
+                seen.twins[seen.axes] = self.builder_.emit_output(plain, var.name)
+
+    def _is_output(self, var: Var) -> bool:
+        return self.builder_.current_block_is_dataflow() and not isinstance(var, DataflowVar)
+
+    def _plain(self, value: Value) -> Expr:
+        return self.layouts.to(value, identity(value.rank))
+
+
+def _results(var: Var, placed: Placed) -> Value | list[Value]:
+    """What a rewritten call returns; only the fields that have the rank of its input moved."""
+    if not isinstance(var.ty, TupleType):
+        return Value.of(var, placed.perm)
+    rank = len(placed.perm)
+    return [
+        Value.of(TupleGetItem(var, i), placed.perm if ty.ndim == rank else identity(ty.ndim))
+        for i, ty in enumerate(var.ty.fields)
+    ]
+
+
+def _op_name(expr: Expr) -> str:
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, tvm.ir.Op) else ""
+
+
+def _permutation(call: Call) -> list[int]:
+    """The axes of a `permute_dims`; none given means all of them reversed."""
+    rank = call.ty.ndim
+    axes = call.attrs.axes
+    return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]

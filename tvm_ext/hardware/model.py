@@ -1,0 +1,77 @@
+"""`HardwareModel`: all that the picker, the log and the reports know of a machine. Pure data."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+
+class MemoryLevel(msgspec.Struct, frozen=True):
+    """One level of the memory hierarchy as one core sees it."""
+
+    name: str
+    """`register`, `l1`, `l2`, `l3` or `dram` (GPU: `register`, `shared`, `l2`, `dram`)."""
+    size_bytes: int
+    """Capacity seen by one core (a shared level: its whole capacity)."""
+    gbps: float
+    """Sustained read bandwidth of one core, GB/s."""
+    line_bytes: int = 64
+    """Smallest unit moved (cache line, memory transaction)."""
+    shared: bool = False
+    """Whether all cores share the capacity and, together, `total_gbps`."""
+    total_gbps: float = 0.0
+    """Sustained read bandwidth of all cores together, GB/s; 0 = cores x gbps."""
+
+
+class HardwareModel(msgspec.Struct, frozen=True):
+    """A machine: cores, vector unit, memory levels (innermost first), overheads, TVM target."""
+
+    name: str
+    """Catalog name (`cpu/x86-avx512`, `cuda/sm_90`, `arm/neoverse-n1`) or `cpu/host`."""
+    kind: Literal["cpu", "cuda", "arm"]
+    cores: int
+    """Physical cores, or streaming multiprocessors."""
+    vector_bytes: int
+    """Width of one vector register (a CUDA warp: 32 x 4 bytes)."""
+    vector_registers: int
+    """Architectural vector registers (CUDA: 32-bit registers per thread)."""
+    fma_latency_cycles: int
+    fma_per_cycle: int
+    """Vector fused multiply-adds one core starts per cycle."""
+    peak_gflops: dict[str, float]
+    """Peak of one core by element type, GFLOP/s (a multiply-add counts two)."""
+    levels: tuple[MemoryLevel, ...]
+    launch_us: float
+    """Cost of starting one parallel region on all cores (CUDA: one kernel launch)."""
+    barrier_us: float
+    target: dict[str, Any]
+    """The TVM target as its JSON dict."""
+    isa: tuple[str, ...] = ()
+    """Instruction-set features that decide code generation (`avx2`, `avx512f`, ...)."""
+
+    def level(self, name: str) -> MemoryLevel:
+        """The level called `name`; KeyError if this machine has none."""
+        for entry in self.levels:
+            if entry.name == name:
+                return entry
+        raise KeyError(name)
+
+    def lanes(self, dtype_bytes: int) -> int:
+        """Elements of `dtype_bytes` in one vector register, at least 1."""
+        return max(1, self.vector_bytes // dtype_bytes)
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits over what decides code and speed class, not over measured bandwidths:
+        two probes of one machine give one fingerprint."""
+        decisive = (
+            self.kind,
+            self.cores,
+            self.vector_bytes,
+            self.vector_registers,
+            tuple((entry.name, entry.size_bytes) for entry in self.levels),
+            tuple(sorted(self.isa)),
+            self.target.get("mcpu") or self.target.get("arch") or "",
+        )
+        return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:12]

@@ -1,0 +1,231 @@
+"""Measures this host with micro-kernels; `python -m tvm_ext.hardware.probe` prints it as JSON.
+
+TVM's thread pool is made once per thread and keeps its size, so the probe runs in a child
+process: the caller's pool stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import msgspec
+
+from tvm_ext.hardware import catalog, system
+from tvm_ext.hardware.model import HardwareModel, MemoryLevel
+
+VERSION = 1
+"""Changes when the same machine would be measured differently."""
+
+# Passes lie apart in time, so that what disturbs one of them spares another.
+_PASSES = 3
+_BUDGET_S = 0.012
+_RUN_S = 3e-4
+_MIN_RUNS = 3
+_CLOCK_STEPS = 64
+_VECTORS = 8
+_MAX_DATA_BYTES = 512 << 20
+
+
+def run(timeout_s: float = 60.0) -> HardwareModel:
+    """Measures this host in a child process, on one thread per physical core.
+
+    RuntimeError with the child's last line if it fails.
+    """
+    cpus = ",".join(map(str, system.core_cpus()))
+    # The child sees the packages its parent sees, wherever they were put on the path.
+    code = (
+        "import sys; sys.path[:] = sys.argv[2:]; "
+        "from tvm_ext.hardware.probe import main; main(sys.argv[1])"
+    )
+    command = [sys.executable, "-c", code, cpus, *sys.path]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=True)
+        return msgspec.json.decode(done.stdout, type=HardwareModel)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(last[0] if last else f"exit code {error.returncode}") from error
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
+        raise RuntimeError(str(error)) from error
+
+
+def main(cpus: str = "") -> None:
+    """Prints this host, measured, as JSON; `cpus` (`0,2`) limits it to these logical CPUs."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    measured = measure(system.static_model())
+    print(msgspec.json.format(msgspec.json.encode(measured)).decode())
+
+
+def measure(model: HardwareModel) -> HardwareModel:
+    """`model`, which must be this host, with measured speeds in place of the catalog's.
+
+    Sizes TVM's thread pool for the calling thread: meant for a process of its own.
+    Peaks and totals are taken with all cores at work, because clocks fall and hidden siblings
+    share a core then. Bandwidths never rise from one level to the next: noise is cut.
+    """
+    bench = _Bench(model)
+    passes = [bench.seconds() for _ in range(_PASSES)]
+    best = {name: min(times[name] for times in passes) for name in passes[0]}
+    # Sharing a core makes a hypervisor's siblings quick at this, so the best is not typical.
+    launch, barrier = (
+        1e6 * statistics.median(times[name] for times in passes) for name in ("launch", "barrier")
+    )
+    cycle = best["clock"] / _CLOCK_STEPS
+    peaks = {
+        dtype: operations / best[dtype] / 1e9 for dtype, operations in bench.operations.items()
+    }
+    register = msgspec.structs.replace(
+        model.level("register"), gbps=catalog.register_gbps(peaks["float32"])
+    )
+    measured = (
+        msgspec.structs.replace(
+            level,
+            gbps=bench.bytes[f"{level.name} alone"] / best[f"{level.name} alone"] / 1e9,
+            total_gbps=bench.bytes[f"{level.name} total"] / best[f"{level.name} total"] / 1e9,
+        )
+        for level in model.levels[1:]
+    )
+    return msgspec.structs.replace(
+        model,
+        fma_latency_cycles=max(1, round(best["latency"] / cycle)),
+        fma_per_cycle=max(1, round(bench.chains * cycle / best["float32 alone"])),
+        peak_gflops=peaks,
+        levels=(register, *_falling(measured)),
+        launch_us=launch,
+        barrier_us=barrier,
+    )
+
+
+class _Bench:
+    """The micro-kernels, compiled, with their buffers and what one round of each of them does."""
+
+    def __init__(self, model: HardwareModel) -> None:
+        import numpy as np
+        import tvm
+
+        from tvm_ext.hardware import kernels
+
+        cores, lanes = model.cores, model.lanes(4)
+        # A quarter of the registers is left for operands; the rest hides the latency.
+        self.chains = model.vector_registers * 3 // 4
+        best = kernels.instructions(model.isa)
+        # -2: one worker per listed CPU, bound to it, whatever TVM_NUM_THREADS says.
+        pool = tvm.get_global_func("runtime.config_threadpool")
+        pool(-2, 0, [str(cpu) for cpu in system.core_cpus()])
+        functions = {
+            "clock": kernels.cycles(_CLOCK_STEPS),
+            "latency": kernels.chains(best["float32"], 1),
+            "fill": kernels.fill(),
+            "stream": kernels.stream(lanes, _VECTORS),
+            "launch": kernels.launches(barrier=False),
+            "barrier": kernels.launches(barrier=True),
+            **{dtype: kernels.chains(used, self.chains) for dtype, used in best.items()},
+        }
+        module = tvm.IRModule(
+            {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+        )
+        compiled = tvm.compile(module, target=tvm.target.Target(model.target)).jit()
+        kernel = {name: compiled[name] for name in functions}
+
+        words = cores * lanes * max(self.chains, _VECTORS)
+        out = {dtype: tvm.runtime.empty((words,), dtype) for dtype in ("float32", "int32")}
+        # About 0.5 and 1 as float32 and as pairs of bf16: no sum becomes denormal or infinite.
+        seed = tvm.runtime.tensor(np.array([0x3F003F00, 0x3F803F80], "int32"))
+        sets = _working_sets(model)
+        words = max(max(alone, each * cores) for alone, each in sets.values()) // 4
+        data = tvm.runtime.empty((words,), "int32")
+        kernel["fill"](data, cores, words // cores)
+
+        self.operations = {
+            dtype: 2.0 * self.chains * used.lanes * used.macs_per_lane
+            for dtype, used in best.items()
+        }
+        """Of one core in one round, by element type."""
+        self.bytes: dict[str, float] = {}
+        """Read by all cores at work in one round, by name of the call."""
+        self._rounds: dict[str, int] = {}
+        self._calls: dict[str, Callable[[int], object]] = {
+            "clock": partial(kernel["clock"], seed, out["int32"], 1),
+            "latency": partial(kernel["latency"], seed, out["float32"], 1),
+            "float32 alone": partial(kernel["float32"], seed, out["float32"], 1),
+            "launch": partial(kernel["launch"], out["int32"], cores),
+            "barrier": partial(kernel["barrier"], out["int32"], cores),
+        }
+        for dtype, used in best.items():
+            self._calls[dtype] = partial(kernel[dtype], seed, out[used.accumulator], cores)
+        block = model.vector_bytes * _VECTORS
+        for level, (alone, each) in sets.items():
+            for name, tasks, size in (("alone", 1, alone), ("total", cores, each)):
+                blocks = max(1, size // block)
+                self.bytes[f"{level} {name}"] = float(tasks * blocks * block)
+                self._calls[f"{level} {name}"] = partial(
+                    kernel["stream"], data, out["int32"], tasks, blocks
+                )
+
+    def seconds(self) -> dict[str, float]:
+        """Best seconds per round of every call."""
+        return {name: self._best_s(name, call) for name, call in self._calls.items()}
+
+    def _best_s(self, name: str, call: Callable[[int], object]) -> float:
+        """The best of several runs, each long against a launch and short against the scheduler's
+        time slice; how many rounds that takes is found once."""
+        rounds, best = self._rounds.get(name, 1), math.inf
+        runs, end = 0, time.perf_counter() + _BUDGET_S
+        while runs < _MIN_RUNS or time.perf_counter() < end:
+            start = time.perf_counter()
+            call(rounds)
+            taken = time.perf_counter() - start
+            if taken < _RUN_S / 2:
+                rounds *= 2
+            else:
+                best = min(best, taken / rounds)
+                runs += 1
+        self._rounds[name] = rounds
+        return best
+
+
+def _working_sets(model: HardwareModel) -> dict[str, tuple[int, int]]:
+    """For each level beyond the registers: bytes one core alone reads over and over, and bytes
+    each core reads when all do. They miss the level inside and fit this one."""
+    sharers = {f"l{cache.level}": cache.sharers for cache in system.caches()}
+    sets: dict[str, tuple[int, int]] = {}
+    inner = inner_share = 0
+    caches = [level for level in model.levels if level.name in ("l1", "l2", "l3")]
+    for level in caches:
+        share = level.size_bytes
+        if level.shared:
+            share //= sharers.get(level.name, model.cores)
+        sets[level.name] = (
+            _between(inner, level.size_bytes),
+            _between(inner_share, share),
+        )
+        inner, inner_share = level.size_bytes, share
+    available = max(64 << 20, min(_MAX_DATA_BYTES, system.memory_bytes() // 8))
+    sets["dram"] = (min(available, 4 * inner), min(available // model.cores, 4 * inner_share))
+    return sets
+
+
+def _between(inner_bytes: int, bytes_here: int) -> int:
+    """A working set between two capacities: half of the outer, far smaller if the inner allows,
+    because the outer one may be shared with others."""
+    if not inner_bytes:
+        return bytes_here // 2
+    return max(inner_bytes * 3 // 2, min(bytes_here // 2, 8 * inner_bytes))
+
+
+def _falling(levels: Iterable[MemoryLevel]) -> Iterator[MemoryLevel]:
+    gbps = total = math.inf
+    for level in levels:
+        gbps, total = min(gbps, level.gbps), min(total, level.total_gbps)
+        yield msgspec.structs.replace(level, gbps=gbps, total_gbps=max(gbps, total))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Arguments of a kernel and the data it is tried on, the same in every process that makes it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One tensor argument of a kernel: filled with data if it is read, given to the kernel blank
+    if it is `output`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool = False
+    span: tuple[int, int] = (0, 8)
+    """Integer inputs are drawn from [span[0], span[1]): narrow it for indices into a short axis,
+    widen it (with negatives) for quantised values."""
+
+
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """The numpy type called `name`; `bfloat16` and the 8-bit floats come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def make_inputs(arguments: tuple[Argument, ...], seed: int) -> list[np.ndarray]:
+    """One array per argument that is not an output, in order.
+
+    Floats are standard normal, integers uniform over `span`, booleans fair coins. Each array has
+    a generator of its own, seeded by `seed` and its position, so every process that calls this
+    with the same arguments holds the same data.
+    """
+    return [
+        _draw(argument, np.random.default_rng((seed, position)))
+        for position, argument in enumerate(arguments)
+        if not argument.output
+    ]
+
+
+def _draw(argument: Argument, generator: np.random.Generator) -> np.ndarray:
+    dtype = numpy_dtype(argument.dtype)
+    if dtype == np.bool_:
+        return generator.integers(0, 2, argument.shape).astype(np.bool_)
+    if dtype.kind in "iu":
+        return generator.integers(*argument.span, argument.shape, dtype=np.int64).astype(dtype)
+    if dtype == np.float64:
+        return generator.standard_normal(argument.shape)
+    return generator.standard_normal(argument.shape, dtype=np.float32).astype(dtype, copy=False)

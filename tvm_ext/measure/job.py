@@ -1,0 +1,67 @@
+"""What is asked of the measurer and what it answers. Plain data, sent between processes."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tvm_ext.measure.inputs import Argument
+
+FailureKind = Literal["compile", "crash", "hang", "launch", "wrong"]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a candidate has no latency.
+
+    compile  TVM or LLVM refused it, died over it, or took too long
+    launch   the kernel refused its arguments
+    crash    the kernel was ended by a signal
+    hang     the kernel did not return within the time limit
+    wrong    an output differs from its reference, or was not written everywhere
+    """
+
+    kind: FailureKind
+    message: str
+
+
+class OutputCheck(msgspec.Struct, frozen=True, eq=False):
+    """Reference values of one output at chosen points, computed by the caller from
+    `make_inputs(job.arguments, job.seed)`. A point passes when |y - value| <= atol + rtol*|value|;
+    infinities and NaNs must match."""
+
+    output: int
+    """Which output: 0 is the first argument with `output=True`."""
+    flat_indices: np.ndarray
+    """int64, row-major positions in the output."""
+    values: np.ndarray
+    rtol: float
+    atol: float
+
+
+class Job(msgspec.Struct, frozen=True, eq=False):
+    """A scheduled kernel to compile, verify and time."""
+
+    func: Any
+    """A scheduled `tirx.PrimFunc` whose parameters are `arguments`, in order."""
+    arguments: tuple[Argument, ...]
+    checks: tuple[OutputCheck, ...] = ()
+    pass_config: dict[str, Any] = {}
+    """`PassContext` configuration it is compiled under."""
+    seed: int = 0
+    """Seed of the input data."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Latencies of all repeats, or a failure; both are empty after a mere verification."""
+
+    latency_us: tuple[float, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def best_us(self) -> float:
+        """Median latency; infinite if there is none. Noise only ever adds time and comes in
+        bursts: the median of many short repeats ignores a burst, the minimum would reward luck."""
+        return median(self.latency_us) if self.latency_us else float("inf")

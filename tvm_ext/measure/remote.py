@@ -1,0 +1,66 @@
+"""The worker process as the tuner sees it: start, talk, bury."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from multiprocessing import Pipe
+
+from tvm_ext.measure.build import MESSAGE_CHARS
+
+BOOT = """\
+import os, sys
+os.environ.update(TVM_NUM_THREADS=sys.argv[2], OPENBLAS_NUM_THREADS="1")
+sys.path[:] = sys.argv[3:]
+from tvm_ext.measure.worker import serve
+serve(int(sys.argv[1]))
+"""
+"""The thread counts must stand in the environment before TVM and numpy are imported."""
+
+
+class Remote:
+    """A fresh interpreter running `worker.serve`, in a session of its own: Ctrl-C does not reach
+    it, and it ends with its children when killed, or by itself when this process is gone."""
+
+    def __init__(self, target: str, num_threads: int, build_workers: int) -> None:
+        self.connection, theirs = Pipe()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(num_threads), *sys.path]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.connection.send((target, build_workers))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker is still there; memory pressure may have ended it while idle."""
+        return self._process.poll() is None
+
+    def forget_words(self) -> None:
+        """Empty the file that the worker's output goes to; its file offset is shared with us."""
+        self._words.seek(0)
+        self._words.truncate()
+
+    def last_words(self) -> str:
+        """The end of what the worker printed, on one line: LLVM names its fatal errors there."""
+        size = os.fstat(self._words.fileno()).st_size
+        tail = os.pread(self._words.fileno(), MESSAGE_CHARS, max(0, size - MESSAGE_CHARS))
+        return " ".join(tail.decode(errors="replace").split())
+
+    def kill(self) -> None:
+        """End the worker and its children, and release everything held for it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.connection.close()
+        self._words.close()

@@ -1,0 +1,165 @@
+"""`Measurer`: the latency of scheduled kernels, from a process that no candidate can harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+import tvm
+
+from tvm_ext.measure.job import Failure, FailureKind, Job, Outcome
+from tvm_ext.measure.remote import Remote
+from tvm_ext.measure.sandbox import Limits
+
+
+class Measurer:
+    """Compiles, verifies and times kernels on this machine, alone on it while it times.
+
+    The work is done by one worker process, started at first use, which compiles on
+    `build_workers` threads and then runs each kernel in a forked child of its own. The calling
+    process may have run kernels before, and sleeps meanwhile. A candidate that crashes, hangs or
+    brings the compiler down fails by itself; the batch goes on.
+
+    Timing: two calls verify the kernel and warm it up. A candidate whose faster call took more
+    than four times the best so far plus 5 ms ends there, with these two times. Others are
+    repeated, at least five repeats of at least 5 ms each; while the median of five lies more than
+    5 % above their minimum, which is the mark of another process at work, up to two rounds of
+    five follow. All repeats are reported: `Outcome.best_us` is their median.
+
+    target           TVM target, as anything `tvm.target.Target` takes
+    num_threads      threads each kernel runs on
+    timeout_s        limit on each stage of a kernel's run: the first call, the second, each round
+    build_timeout_s  limit on one compilation
+    build_workers    compilations at a time; `num_threads` by default
+    flush_cache      time single calls on cold caches (all arguments but the first are flushed)
+
+    Not to be shared between threads. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        num_threads: int,
+        timeout_s: float = 10.0,
+        build_timeout_s: float = 60.0,
+        build_workers: int | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        self._target = str(tvm.target.Target(target))
+        self._num_threads = num_threads
+        self._limits = Limits(timeout_s, flush_cache=flush_cache)
+        self._build_timeout_s = build_timeout_s
+        self._build_workers = build_workers or num_threads
+        self._worker: Remote | None = None
+
+    def measure(self, jobs: Sequence[Job], best_us: float = float("inf")) -> list[Outcome]:
+        """Verify and time candidates of one task, in order; one `Outcome` each.
+
+        `best_us` is the best latency known before (of a verified kernel), for cutting slow ones.
+        """
+        return self._run(jobs, self._limits, best_us)
+
+    def verify(self, jobs: Sequence[Job]) -> list[Failure | None]:
+        """Compile and check kernels, which may belong to different tasks, without timing them."""
+        limits = msgspec.structs.replace(self._limits, timed=False)
+        return [outcome.failure for outcome in self._run(jobs, limits, float("inf"))]
+
+    def close(self) -> None:
+        """End the worker. The next measurement would start a new one."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(self, jobs: Sequence[Job], limits: Limits, best_us: float) -> list[Outcome]:
+        sent = [msgspec.structs.replace(job, func=tvm.ir.save_json(job.func)) for job in jobs]
+        outcomes: dict[int, Outcome] = {}
+        batches = [list(range(len(jobs)))] if jobs else []
+        while batches:
+            batch = batches.pop()
+            best_us = min([best_us, *(outcome.best_us for outcome in outcomes.values())])
+            try:
+                suspects = self._run_batch(batch, sent, outcomes, limits, best_us)
+            except BaseException:
+                self.close()
+                raise
+            rest = [index for index in batch if index not in outcomes and index not in suspects]
+            batches += [[index] for index in suspects]
+            batches += [rest] if rest else []
+        return [outcomes[index] for index in range(len(jobs))]
+
+    def _run_batch(
+        self,
+        batch: list[int],
+        jobs: list[Job],
+        outcomes: dict[int, Outcome],
+        limits: Limits,
+        best_us: float,
+    ) -> list[int]:
+        """Fill in outcomes until the batch ends or the worker does. Returns the jobs of which one
+        must have brought it down: they are to be tried again one by one."""
+        if self._worker is not None and not self._worker.alive:
+            self.close()
+        if self._worker is None:
+            self._worker = Remote(self._target, self._num_threads, self._build_workers)
+        connection = self._worker.connection
+        self._worker.forget_words()
+        building: dict[int, float] = {}
+        running: list[int] = []
+        try:
+            connection.send(([jobs[index] for index in batch], limits, best_us))
+            while True:
+                if building and not connection.poll(self._patience(building)):
+                    self._give_up(building, outcomes)
+                    return []
+                match connection.recv():
+                    case ("building", position):
+                        building[batch[position]] = monotonic()
+                    case ("built", position):
+                        del building[batch[position]]
+                    case ("running", position):
+                        running = [batch[position]]
+                    case ("outcome", position, outcome):
+                        outcomes[batch[position]] = outcome
+                    case ("bug", text):
+                        raise RuntimeError(f"the measuring process failed\n{text}")
+                    case ("end",):
+                        return []
+        except (EOFError, ConnectionError):
+            return self._bury(list(building), running, outcomes)
+
+    def _patience(self, building: dict[int, float]) -> float:
+        """Seconds until the oldest compilation is over its limit."""
+        return max(0.0, min(building.values()) + self._build_timeout_s - monotonic())
+
+    def _give_up(self, building: dict[int, float], outcomes: dict[int, Outcome]) -> None:
+        """Fail the compilations over their limit. Only the end of its process stops a compiler."""
+        failure = Failure("compile", f"did not compile within {self._build_timeout_s:g} s")
+        for index, since in building.items():
+            if monotonic() - since >= self._build_timeout_s:
+                outcomes[index] = Outcome(failure=failure)
+        self.close()
+
+    def _bury(
+        self, building: list[int], running: list[int], outcomes: dict[int, Outcome]
+    ) -> list[int]:
+        """The worker died. Blame the only job it was at, or return those it may have died over."""
+        words = self._worker.last_words() if self._worker else ""
+        self.close()
+        suspects = building or running
+        if not suspects:
+            raise RuntimeError(f"the measuring process did not start: {words}")
+        if len(suspects) > 1:
+            return suspects
+        kind: FailureKind = "compile" if building else "crash"
+        outcomes[suspects[0]] = Outcome(
+            failure=Failure(kind, f"ended the measuring process: {words}")
+        )
+        return []

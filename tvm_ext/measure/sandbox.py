@@ -1,0 +1,221 @@
+"""Verify and time one compiled kernel in a forked child, so that a crash or a hang costs only it.
+
+Call this only in a process that never launched a parallel kernel: TVM's pool threads do not
+survive a fork, and a child of a process that has them would wait for them for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from math import ceil, prod
+from time import perf_counter
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import tvm
+
+from tvm_ext.measure.build import Built, one_line
+from tvm_ext.measure.inputs import Argument, numpy_dtype
+from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
+
+CUT_FACTOR = 4.0
+"""A candidate this many times slower than the best so far is not repeated."""
+CUT_SLACK_US = 5000.0
+"""Time by which a call may be late through no fault of the kernel: cold caches, and one slice
+given by the scheduler to another process."""
+REPEATS = 5
+ROUNDS = 3
+"""Rounds of `REPEATS` at most; the next one runs only while the last was unsettled."""
+REPEAT_MS = 5.0
+SETTLED = 1.05
+"""A round is settled when its median is within this factor of its minimum."""
+FLUSH = "cache_flush_cpu_non_first_arg"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long and how a kernel is run. `timed=False` stops after the verification."""
+
+    timeout_s: float
+    timed: bool = True
+    flush_cache: bool = False
+
+
+def run_forked(
+    built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
+) -> Outcome:
+    """Fork, run `built` on `inputs` (TVM tensors, shared copy-on-write), return what came of it.
+
+    The child owns a fresh thread pool and dies with the kernel: by the kernel's own signal
+    (`crash`) or by the alarm set before each stage (`hang`), which needs no help from the kernel.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _child(writer, built, job, inputs, limits, best_us)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        answer = stream.read()
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return Outcome(failure=_ended_by(signal.Signals(os.WTERMSIG(status)), limits))
+    if not answer:
+        return Outcome(failure=Failure("crash", f"kernel ended its process, status {status}"))
+    outcome = pickle.loads(answer)
+    if isinstance(outcome, str):
+        raise RuntimeError(f"measuring a kernel failed in its child\n{outcome}")
+    return outcome
+
+
+def _ended_by(number: signal.Signals, limits: Limits) -> Failure:
+    if number == signal.SIGALRM:
+        return Failure("hang", f"kernel did not return within {limits.timeout_s:g} s")
+    return Failure("crash", f"kernel was ended by {number.name}")
+
+
+def _child(
+    writer: int, built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
+) -> NoReturn:
+    try:
+        answer: Outcome | str = _verify_and_time(built, job, inputs, limits, best_us)
+    except BaseException:
+        answer = traceback.format_exc()
+    with os.fdopen(writer, "wb") as stream:
+        pickle.dump(answer, stream)
+    os._exit(0)
+
+
+def _verify_and_time(
+    built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
+) -> Outcome:
+    """Two calls on outputs filled with different bits verify the kernel; then it is repeated,
+    unless the faster of the two already is far slower than the best."""
+    _part_threads()
+    times: list[float] = []
+    seen: list[list[np.ndarray]] = []
+    for fill in (0xFF, 0x00):
+        outputs = [_filled(argument, fill) for argument in job.arguments if argument.output]
+        tensors = _in_order(job.arguments, inputs, outputs)
+        _set_alarm(limits)
+        start = perf_counter()
+        try:
+            built.main(*tensors)
+        except Exception as error:  # raised by the kernel's own argument checks
+            return Outcome(failure=Failure("launch", one_line(error)))
+        times.append((perf_counter() - start) * 1e6)
+        seen.append([tensor.numpy() for tensor in outputs])
+        wrong = _first_wrong(job.checks, seen[-1])
+        if wrong:
+            return Outcome(failure=Failure("wrong", wrong))
+    wrong = _unwritten(*seen)
+    if wrong:
+        return Outcome(failure=Failure("wrong", wrong))
+    if not limits.timed:
+        return Outcome()
+    if min(times) > CUT_FACTOR * best_us + CUT_SLACK_US:
+        return Outcome(tuple(times))
+    return Outcome(_repeat(built, tensors, limits, times))
+
+
+def _repeat(
+    built: Built, tensors: list[Any], limits: Limits, calls_us: list[float]
+) -> tuple[float, ...]:
+    """Latencies in us of `REPEATS` repeats of at least `REPEAT_MS` each, in up to `ROUNDS` rounds;
+    with `flush_cache` a repeat is one call on cold caches. A kernel too long to be repeated within
+    half the time limit keeps the times of its verification calls."""
+    call_s = min(calls_us) / 1e6
+    repeats = min(REPEATS, int(limits.timeout_s / 2 / call_s) - 1)
+    if repeats < 1:
+        return tuple(calls_us)
+    evaluator = built.module.time_evaluator(
+        "main",
+        tvm.cpu(),
+        number=1 if limits.flush_cache else max(1, ceil(REPEAT_MS / 1e3 / call_s)),
+        repeat=repeats,
+        min_repeat_ms=0 if limits.flush_cache else ceil(REPEAT_MS),
+        f_preproc=FLUSH if limits.flush_cache else "",
+    )
+    latency_us: list[float] = []
+    for _ in range(ROUNDS):
+        _set_alarm(limits)
+        last = [seconds * 1e6 for seconds in evaluator(*tensors).results]
+        latency_us += last
+        if np.median(last) <= SETTLED * min(last) or repeats < REPEATS:
+            break
+    return tuple(latency_us)
+
+
+def _part_threads() -> None:
+    """Start TVM's pool and keep this thread off the cores its workers are pinned to.
+
+    TVM lets the calling thread float; started on a worker's core it may share it for tens of
+    milliseconds, and the kernel then reads as half as fast as it is.
+    """
+    tvm.runtime.num_threads()
+    workers = [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
+    pinned = [cores for cores in map(os.sched_getaffinity, workers) if len(cores) == 1]
+    free = os.sched_getaffinity(0).difference(*pinned)
+    if free:
+        os.sched_setaffinity(0, free)
+
+
+def _set_alarm(limits: Limits) -> None:
+    """End this process in `timeout_s` unless set anew: SIGALRM's default action stops even a
+    kernel that never returns to the interpreter."""
+    signal.setitimer(signal.ITIMER_REAL, limits.timeout_s)
+
+
+def _filled(argument: Argument, byte: int) -> Any:
+    """A tensor whose every byte is `byte`."""
+    dtype = numpy_dtype(argument.dtype)
+    raw = np.full(prod(argument.shape) * dtype.itemsize, byte, np.uint8)
+    return tvm.runtime.tensor(raw.view(dtype).reshape(argument.shape))
+
+
+def _in_order(arguments: tuple[Argument, ...], inputs: list[Any], outputs: list[Any]) -> list[Any]:
+    sources = {False: iter(inputs), True: iter(outputs)}
+    return [next(sources[argument.output]) for argument in arguments]
+
+
+def _first_wrong(checks: tuple[OutputCheck, ...], outputs: list[np.ndarray]) -> str:
+    """What the first failed check found; empty if all pass."""
+    for check in checks:
+        found = outputs[check.output].reshape(-1)[check.flat_indices].astype(np.float64)
+        wanted = check.values.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            error = np.where(found == wanted, 0.0, np.abs(found - wanted))
+        error[np.isnan(found) & np.isnan(wanted)] = 0.0
+        bad = ~(error <= check.atol + check.rtol * np.abs(np.nan_to_num(wanted)))
+        if bad.any():
+            worst = int(np.argmax(np.where(bad, np.nan_to_num(error, nan=np.inf), -1.0)))
+            return (
+                f"output {check.output}: {int(bad.sum())} of {bad.size} checked elements differ; "
+                f"element {int(check.flat_indices[worst])} is {found[worst]:g}, "
+                f"should be {wanted[worst]:g}"
+            )
+    return ""
+
+
+def _unwritten(first: list[np.ndarray], second: list[np.ndarray]) -> str:
+    """Whether an output still shows what was in it before the call; empty if none does.
+
+    Two calls on the same data must agree bit for bit, whatever the outputs held before: an
+    element left unwritten, or added to without being cleared, differs.
+    """
+    for index, (one, two) in enumerate(zip(first, second, strict=True)):
+        differ = int((_bytes(one) != _bytes(two)).any(axis=1).sum())
+        if differ:
+            return (
+                f"output {index}: {differ} of {one.size} elements depend on what the buffer held "
+                "before the call: not written, or read before they were written"
+            )
+    return ""
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The array's elements as rows of bytes."""
+    return array.reshape(-1).view(np.uint8).reshape(array.size, array.itemsize)

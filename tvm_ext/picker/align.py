@@ -1,0 +1,76 @@
+"""Aligned sizes: the few tile extents worth considering on a machine (Roller §3.2, alignment).
+
+On a CPU the execution unit is a vector register and the transaction a cache line, so a vector axis
+grows by whole vectors and a register tile is bounded by the register file.
+"""
+
+from __future__ import annotations
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tile.graph import TileNode
+
+MAX_VECTORS = 4
+MAX_ROWS = 16
+
+
+def lanes_for(extent: int, hardware: HardwareModel, dtype_bytes: int) -> int:
+    """Widest vector, in elements, that the axis can fill at least once."""
+    lanes = hardware.lanes(dtype_bytes)
+    while lanes > 1 and lanes > extent:
+        lanes //= 2
+    return lanes
+
+
+def vector_extents(extent: int, lanes: int, divisor: int = 0) -> list[int]:
+    """Register extents of the vector axis: one to four whole vectors.
+
+    With `divisor` (a packed or grouped axis) only extents that divide it or are divided by it.
+    """
+    sizes = [lanes * n for n in range(1, MAX_VECTORS + 1) if lanes * n <= extent] or [
+        min(lanes, extent)
+    ]
+    if divisor:
+        sizes = [s for s in sizes if divisor % s == 0 or s % divisor == 0] or sizes[:1]
+    return sizes
+
+
+def row_extents(extent: int, limit: int) -> list[int]:
+    """Register extents of a row axis, at most `limit`, those with the shortest tail per size first.
+
+    Every extent is kept that no larger or equal extent beats in both reuse and tail.
+    """
+    limit = max(1, min(limit, MAX_ROWS, extent))
+    tiles = {size: -(-extent // size) for size in range(1, limit + 1)}
+    best: dict[int, int] = {}
+    for size, count in tiles.items():
+        best[count] = min(best.get(count, size), size)
+    return sorted({*best.values(), limit}, reverse=True)
+
+
+def unroll_extents(extent: int) -> list[int]:
+    """Unroll factors of a reduce axis: small divisors, so that no tail is needed."""
+    return [size for size in (4, 8, 2, 1) if extent % size == 0][:2]
+
+
+def core_extents(extent: int, register: int, cores: int) -> list[int]:
+    """Core-tile extents of an axis: multiples of the register tile that share it out evenly.
+
+    Rounded up, all tiles of an axis are near equal; rounded down, a short tail is left over.
+    """
+    steps = -(-extent // register)
+    sizes = {extent}
+    for parts in (cores, 2 * cores, 4 * cores, 8 * cores, steps):
+        sizes.add(min(extent, -(-steps // parts) * register))
+        sizes.add(max(1, extent // register // parts) * register)
+    return sorted(size for size in sizes if size <= extent)
+
+
+def packed_divisor(node: TileNode, axis: int) -> int:
+    """The block by which some read splits the axis (`w[o // 32, k, o % 32]`); 0 if none does."""
+    sizes = [
+        dim.mod or dim.div
+        for access in node.reads
+        for dim in access.dims
+        if dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
+    ]
+    return min(sizes, default=0)

@@ -1,0 +1,183 @@
+"""The micro performance model: time of a tiled stage from tile numbers alone (Roller §3.3).
+
+Per core: cycles of the register tile (multiply-adds issued, loads issued, latency chain, whichever
+binds) against the bytes each memory level must deliver; the slower one is the time. Partial tiles
+are charged for the work they really do, and the last wave for the cores it leaves idle.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil, prod
+
+import msgspec
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.footprint import access_bytes
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import TilePlan
+
+LOADS_PER_CYCLE = 2.0
+TILE_OVERHEAD_CYCLES = 12.0
+"""Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
+
+
+OVERLAP_LOSS = 0.15
+"""Part of the shorter of compute and memory time that is not hidden behind the longer."""
+USABLE = 0.8
+"""Part of a cache a tile may count on."""
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Predicted time of a stage and the roof that limits it."""
+
+    latency_us: float
+    compute_us: float
+    memory_us: float
+    bound: str
+    """`compute`, or the memory level whose bandwidth limits."""
+
+
+def clock_ghz(hardware: HardwareModel) -> float:
+    """Clock implied by the measured peak of one core."""
+    per_cycle = 2 * hardware.fma_per_cycle * hardware.lanes(4)
+    return hardware.peak_gflops.get("float32", per_cycle) / per_cycle
+
+
+def register_cycles(
+    node: TileNode, shapes: list[tuple[int, ...]], tile: Tile, lanes: int, hw: HardwareModel
+) -> float:
+    """Cycles of one pass over a register tile (its unrolled reduce extents included)."""
+    points = prod(tile.extents) / max(1, lanes)
+    flops = max(1.0, node.flops_per_point)
+    steps = prod(tile.extents[axis] for axis in node.reduce)
+    vectors = points / max(1, steps)
+    loads = 0.0
+    for access in node.reads:
+        used = [e if access.uses(i) else 1 for i, e in enumerate(tile.extents)]
+        strides = [access.stride(i, shapes[access.tensor]) for i in range(len(used))]
+        unit = any(
+            s == 1 and e > 1 and i in node.space
+            for i, (s, e) in enumerate(zip(strides, used, strict=True))
+        )
+        loads += prod(used) / (lanes if unit else 1)
+    issue = points * flops / 2 / hw.fma_per_cycle
+    fetch = loads / LOADS_PER_CYCLE
+    chain = steps * hw.fma_latency_cycles if node.kind == "reduce" else 0.0
+    spill = (
+        max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
+    )
+    return max(issue, fetch, chain) + spill
+
+
+def compute_cycles(
+    graph: TileGraph, node: TileNode, core: Tile, register: Tile, lanes: int, hw: HardwareModel
+) -> float:
+    """Cycles one core needs for one full core tile, tails charged at their own size."""
+    shapes = [tensor.shape for tensor in graph.tensors]
+    sizes: list[list[tuple[int, int]]] = []
+    for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
+        extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
+        full, tail = divmod(extent, r)
+        sizes.append([(n, size) for n, size in ((full, r), (1, tail)) if n and size])
+    cycles = 0.0
+    combos: list[tuple[int, tuple[int, ...]]] = [(1, ())]
+    for choices in sizes:
+        combos = [(n * m, (*done, size)) for n, done in combos for m, size in choices]
+    reduces = set(node.reduce)
+    for count, extents in combos:
+        sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
+        tile = Tile(extents)
+        entry = TILE_OVERHEAD_CYCLES / max(1, sweeps) if reduces else 0.0
+        cycles += count * (register_cycles(node, shapes, tile, lanes, hw) + entry)
+    return cycles
+
+
+def level_bytes(
+    graph: TileGraph,
+    node: TileNode,
+    plan: TilePlan,
+    core: Tile,
+    capacity_bytes: float,
+    line_bytes: int,
+) -> float:
+    """Bytes one core tile pulls into a level of that capacity.
+
+    The loops inside a core tile are walked from the innermost outwards while the data they touch
+    fits; what a loop outside that point advances over must be fetched again.
+    """
+    register = plan.at("register")
+    space = [axis for axis in plan.order if axis in node.space]
+    reduce = [axis for axis in plan.order if axis in node.reduce]
+    full = [
+        node.axes[i].extent if i in node.reduce else core.extents[i] for i in range(len(node.axes))
+    ]
+    extents = list(register.extents)
+    nest = [*space, *reduce]
+    accesses = (*node.reads, node.write)
+    resident = 0
+    for depth in range(len(nest), -1, -1):
+        if depth < len(nest):
+            extents[nest[depth]] = full[nest[depth]]
+        held = sum(
+            access_bytes(graph, access, Tile(tuple(extents)), line_bytes) for access in accesses
+        )
+        if held > capacity_bytes and depth < len(nest):
+            extents[nest[depth]] = register.extents[nest[depth]]
+            resident = depth + 1
+            break
+    tile = Tile(tuple(extents))
+    total = 0.0
+    for access in accesses:
+        loads, still = 1, True
+        for axis in reversed(nest[:resident]):
+            count = -(-full[axis] // register.extents[axis])
+            if still and not access.uses(axis):
+                continue
+            still = still and count == 1
+            loads *= count
+        total += loads * access_bytes(graph, access, tile, line_bytes)
+    return total
+
+
+def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
+    """Predicted time of the plan's anchor on `hw`, in microseconds, launch included.
+
+    Whole core tiles run in waves over the cores; a partial one at the end runs after them, alone.
+    """
+    node = graph.nodes[plan.anchor]
+    core = plan.at("core")
+    cores = hw.cores if plan.parallel else 1
+    whole = prod(node.axes[axis].extent // core.extents[axis] for axis in node.space)
+    compute_us, memory_us, bound = _task(graph, node, plan, core, hw, min(cores, whole))
+    waves = ceil(whole / cores)
+    compute_us, memory_us = compute_us * waves, memory_us * waves
+    launch_us = hw.launch_us if plan.parallel else 0.0
+    tail = tuple(
+        a.extent % c or c if a.kind == "space" else c
+        for a, c in zip(node.axes, core.extents, strict=True)
+    )
+    if tail != core.extents:
+        extra = _task(graph, node, plan, Tile(tail), hw, 1)
+        compute_us, memory_us = compute_us + extra[0], memory_us + extra[1]
+        launch_us *= 2
+    if compute_us >= memory_us:
+        bound = "compute"
+    overlap = max(compute_us, memory_us) + OVERLAP_LOSS * min(compute_us, memory_us)
+    return Estimate(overlap + launch_us, compute_us, memory_us, bound)
+
+
+def _task(
+    graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, hw: HardwareModel, cores: int
+) -> tuple[float, float, str]:
+    """Compute and memory time of one core tile, and the memory level that binds."""
+    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw)
+    memory_us, bound = 0.0, "compute"
+    for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
+        capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
+        moved = level_bytes(graph, node, plan, core, capacity, level.line_bytes)
+        rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
+        if moved / (rate * 1e3) > memory_us:
+            memory_us, bound = moved / (rate * 1e3), source.name
+    return cycles / clock_ghz(hw) / 1e3, memory_us, bound

@@ -1,0 +1,248 @@
+"""The analytical picker: from a tile graph and a hardware model to ranked plans (Roller §3).
+
+Nothing is measured and nothing of TVM is needed: aligned register tiles are ranked by the micro
+performance model, then core tiles are grown around the best of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.align import (
+    core_extents,
+    lanes_for,
+    packed_divisor,
+    row_extents,
+    unroll_extents,
+    vector_extents,
+)
+from tvm_ext.picker.perf import Estimate, compute_cycles, estimate
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import is_flat, vector_axis, vectorisable
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.infer import propagate
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+REGISTER_TILES = 6
+SERIAL_LAUNCHES = 3.0
+"""A stage shorter than this many parallel launches runs on one core."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A plan with what the model says of it."""
+
+    plan: TilePlan
+    estimate: Estimate
+
+
+def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Candidate]:
+    """The best `count` plans for a group, best first; empty if no stage can be planned."""
+    anchor = choose_anchor(graph)
+    if anchor is None:
+        return []
+    node = graph.nodes[anchor]
+    if is_flat(graph, node):
+        found = [flat_plan(graph, anchor, hardware)]
+    elif vectorisable(graph, node):
+        found = list(tile_plans(graph, anchor, hardware, max(count, 1)))
+    else:
+        rows = rows_plan(graph, hardware)
+        found = [rows] if rows else list(tile_plans(graph, anchor, hardware, max(count, 1)))
+    ranked = sorted(found, key=lambda candidate: candidate.estimate.latency_us)
+    return ranked[:count]
+
+
+def choose_anchor(graph: TileGraph) -> int | None:
+    """The stage worth tiling: the reduction with the most arithmetic, else the last map stage."""
+    reductions = [i for i, node in enumerate(graph.nodes) if node.kind == "reduce"]
+    if reductions:
+        return max(reductions, key=lambda i: prod(graph.nodes[i].extents))
+    maps = [i for i, node in enumerate(graph.nodes) if node.kind == "map"]
+    return maps[-1] if maps else None
+
+
+def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
+    """One chunk of whole vectors per core; on one core if a launch would cost more."""
+    node = graph.nodes[anchor]
+    extent = prod(node.extents)
+    lanes = lanes_for(extent, hw, graph.tensors[node.write.tensor].dtype_bytes)
+    time = _streaming(graph, node, hw, lanes, hw.cores)
+    parallel = _worth_parallel(graph, node, hw, lanes)
+    chunk = max(lanes, extent // hw.cores // lanes * lanes) if parallel else extent
+    plan = TilePlan(
+        rule="flat",
+        anchor=anchor,
+        tiles=(LevelTile("core", Tile((*(1,) * (len(node.axes) - 1), chunk))),),
+        order=tuple(range(len(node.axes))),
+        parallel=int(parallel),
+        lanes=lanes,
+    )
+    return Candidate(plan, time if parallel else _streaming(graph, node, hw, lanes, 1))
+
+
+def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
+    """The last stage one row at a time with all stages before it; None if rows share work."""
+    anchor = len(graph.nodes) - 1
+    node = graph.nodes[anchor]
+    if any(other.kind == "opaque" for other in graph.nodes):
+        return None
+    for rows in range(len(node.space), 0, -1):
+        extents = tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
+        tiles = propagate(graph, anchor, Tile(extents))
+        count = prod(node.axes[axis].extent for axis in node.space[:rows])
+        if len(tiles) == len(graph.nodes) and all(
+            count * tile.points == prod(graph.nodes[i].extents) for i, tile in tiles.items()
+        ):
+            break
+    else:
+        return None
+    dtype_bytes = graph.tensors[node.write.tensor].dtype_bytes
+    inner = max(graph.nodes[i].axes[-1].extent for i in tiles)
+    lanes = lanes_for(inner, hw, dtype_bytes)
+    parallel = count > 1 and _worth_parallel(graph, node, hw, lanes)
+    plan = TilePlan(
+        rule="rows",
+        anchor=anchor,
+        tiles=(LevelTile("core", Tile(extents)),),
+        order=tuple(range(len(node.axes))),
+        parallel=rows if parallel else 0,
+        lanes=lanes,
+        attach=tuple(Attach(i, "core") for i in range(anchor)),
+    )
+    return Candidate(plan, _streaming(graph, node, hw, lanes, hw.cores if parallel else 1))
+
+
+def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:
+    """Register tiles ranked by cycles, each with the core tiles that share the work out."""
+    node = graph.nodes[anchor]
+    dtype_bytes = graph.tensors[node.write.tensor].dtype_bytes
+    vector = vector_axis(node)
+    lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes) if vector is not None else 1
+    epilogue = _epilogue(graph, anchor)
+    attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
+    ranked = sorted(
+        register_tiles(node, vector, lanes, hw),
+        key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
+    )
+    order = _orders(node, vector)
+    for register in ranked[: max(REGISTER_TILES, count // 4)]:
+        for core in core_tiles(node, register, hw):
+            counts = core.counts(node.axes)
+            grid = [axis for axis in order if axis in node.space]
+            used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
+            for parallel in {used[-1] + 1 if used else 0}:
+                plan = TilePlan(
+                    rule="tile",
+                    anchor=anchor,
+                    tiles=(LevelTile("core", core), LevelTile("register", register)),
+                    order=order,
+                    parallel=parallel,
+                    lanes=lanes,
+                    unroll=prod(register.extents[axis] for axis in node.reduce),
+                    attach=attach,
+                )
+                yield Candidate(plan, estimate(graph, plan, hw))
+
+
+def register_tiles(
+    node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
+) -> Iterator[Tile]:
+    """Aligned register tiles whose accumulators fit the register file."""
+    rows = [axis for axis in node.space if axis != vector and node.axes[axis].extent > 1]
+    last = rows[-1] if rows else None
+    before = rows[-2] if len(rows) > 1 else None
+    divisor = packed_divisor(node, vector) if vector is not None else 0
+    wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
+    inner = node.reduce[-1] if node.reduce else None
+    for width in wide:
+        budget = max(1, (hw.vector_registers - 2) // max(1, width // max(1, lanes)) - 1)
+        if node.kind == "map":
+            budget = 4
+        for height in row_extents(node.axes[last].extent, budget) if last is not None else [1]:
+            stacks = [1]
+            if before is not None and last is not None and height == node.axes[last].extent:
+                stacks = row_extents(node.axes[before].extent, max(1, budget // height))
+            for stack in stacks:
+                for unroll in unroll_extents(node.axes[inner].extent) if inner is not None else [1]:
+                    extents = [1] * len(node.axes)
+                    for axis, size in (
+                        (vector, width),
+                        (last, height),
+                        (before, stack),
+                        (inner, unroll),
+                    ):
+                        if axis is not None:
+                            extents[axis] = size
+                    yield Tile(tuple(extents))
+
+
+def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Tile]:
+    """Core tiles that cut one axis, with a tail or not, or two axes without one."""
+    full = tuple(axis.extent for axis in node.axes)
+    yield Tile(full)
+    space = [axis for axis in node.space if full[axis] > register.extents[axis]]
+    for axis in space:
+        for size in core_extents(full[axis], register.extents[axis], hw.cores):
+            if size == full[axis]:
+                continue
+            cut = list(full)
+            cut[axis] = size
+            yield Tile(tuple(cut))
+            for other in space:
+                if other < axis and full[axis] % size == 0 == full[other] % register.extents[other]:
+                    yield Tile((*cut[:other], register.extents[other], *cut[other + 1 :]))
+
+
+def _orders(node: TileNode, vector: int | None) -> tuple[int, ...]:
+    """Vector axis outermost (its weights stay in cache), rows inside, reduction innermost."""
+    space = [axis for axis in node.space if axis != vector]
+    head = [vector] if vector is not None else []
+    return (*head, *space, *node.reduce)
+
+
+def _cycles_per_point(
+    graph: TileGraph, node: TileNode, tile: Tile, lanes: int, hw: HardwareModel
+) -> float:
+    full = Tile(node.extents)
+    return compute_cycles(graph, node, full, tile, lanes, hw)
+
+
+def _epilogue(graph: TileGraph, anchor: int) -> int | None:
+    """The only consumer of the anchor, if it walks the anchor's output element by element."""
+    consumers = graph.consumers(anchor)
+    if len(consumers) != 1 or graph.nodes[anchor].kind != "reduce":
+        return None
+    node = graph.nodes[consumers[0]]
+    written = graph.nodes[anchor].write.tensor
+    rank = len(graph.tensors[written].shape)
+    reads = [access for access in node.reads if access.tensor == written]
+    aligned = len(reads) == 1 and node.kind == "map" and len(node.axes) == rank
+    for place, dim in enumerate(reads[0].dims) if aligned else ():
+        unit = tuple(int(i == place) for i in range(rank))
+        if dim is None or dim.coeffs != unit or dim.offset or dim.div > 1 or dim.mod:
+            return None
+    return consumers[0] if aligned else None
+
+
+def _streaming(
+    graph: TileGraph, node: TileNode, hw: HardwareModel, lanes: int, cores: int
+) -> Estimate:
+    """Time of stages that touch each byte once: arithmetic against the level that holds it."""
+    total = graph.io_bytes
+    source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
+    rate = min(source.gbps * cores, source.total_gbps or source.gbps * cores)
+    memory_us = total / (rate * 1e3)
+    per_cycle = hw.peak_gflops.get("float32", 1.0) * cores * lanes / max(1, hw.lanes(4)) / 2
+    compute_us = graph.flops / (per_cycle * 1e3)
+    launch = hw.launch_us if cores > 1 else 0.0
+    bound = "compute" if compute_us > memory_us else source.name
+    return Estimate(max(compute_us, memory_us) + launch, compute_us, memory_us, bound)
+
+
+def _worth_parallel(graph: TileGraph, node: TileNode, hw: HardwareModel, lanes: int) -> bool:
+    serial = _streaming(graph, node, hw, lanes, 1).latency_us
+    return hw.cores > 1 and serial > SERIAL_LAUNCHES * hw.launch_us

@@ -1,0 +1,34 @@
+"""The tile, the one abstraction everything is said in. Needs nothing but msgspec.
+
+Read in this order:
+  axis       Axis and Tile: a loop, and one extent per loop
+  graph      TileNode and TileGraph: what operators touch, as affine maps (Welder §3.1)
+  plan       TilePlan: the only tuning decision
+  classify   what kind of work a node is
+  infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
+  footprint  bytes held and bytes moved (Roller §3.3)
+  codec      plans as JSON;  show: plans and graphs as text
+"""
+
+from tvm_ext.tile.axis import Axis, Tile
+from tvm_ext.tile.codec import decode_plan, encode_plan
+from tvm_ext.tile.graph import Access, AffineDim, Tensor, TileGraph, TileNode
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.show import show_graph, show_plan
+
+__all__ = [
+    "Access",
+    "AffineDim",
+    "Attach",
+    "Axis",
+    "LevelTile",
+    "Tensor",
+    "Tile",
+    "TileGraph",
+    "TileNode",
+    "TilePlan",
+    "decode_plan",
+    "encode_plan",
+    "show_graph",
+    "show_plan",
+]

@@ -1,0 +1,61 @@
+"""What kind of work a node is: the questions the picker and the writer ask before they choose."""
+
+from __future__ import annotations
+
+from tvm_ext.tile.graph import TileGraph, TileNode
+
+
+def vector_axis(node: TileNode) -> int | None:
+    """The space axis whose neighbours lie side by side in the written tensor; None if none does."""
+    last = node.write.dims[-1] if node.write.dims else None
+    if last is None or last.div > 1:
+        return None
+    extents = [(node.axes[axis].extent, axis) for axis in node.space if last.coeffs[axis] == 1]
+    return max(extents)[1] if extents else None
+
+
+def vectorisable(graph: TileGraph, node: TileNode) -> bool:
+    """Whether neighbours along the vector axis read neighbours, or one element, of every input.
+
+    A map stage always counts: at worst it gathers.
+    """
+    axis = vector_axis(node)
+    if axis is None:
+        return False
+    strides = [access.stride(axis, graph.tensors[access.tensor].shape) for access in node.reads]
+    return node.kind == "map" or all(stride in (0, 1) for stride in strides)
+
+
+def is_flat(graph: TileGraph, node: TileNode) -> bool:
+    """Whether every access walks its whole tensor in memory order, element by element."""
+    if node.kind != "map" or not node.axes:
+        return False
+    for access in (*node.reads, node.write):
+        shape = graph.tensors[access.tensor].shape
+        step = 1
+        for axis in range(len(node.axes) - 1, -1, -1):
+            extent = node.axes[axis].extent
+            if extent > 1 and access.stride(axis, shape) != step:
+                return False
+            step *= extent
+    return True
+
+
+def has_reuse(node: TileNode) -> bool:
+    """Whether some input element is read by many iterations: some read ignores a space axis."""
+    return node.kind == "reduce" and any(
+        node.axes[axis].extent > 1 and not access.uses(axis)
+        for access in node.reads
+        for axis in node.space
+    )
+
+
+def overlaps(node: TileNode) -> bool:
+    """Whether neighbouring outputs read the same input elements (a sliding window)."""
+    return any(
+        dim is not None
+        and any(dim.coeffs[axis] for axis in node.space)
+        and any(dim.coeffs[axis] and node.axes[axis].extent > 1 for axis in node.reduce)
+        for access in node.reads
+        for dim in access.dims
+    )

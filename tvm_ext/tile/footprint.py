@@ -1,0 +1,52 @@
+"""Bytes a tile holds and bytes it moves: the two numbers every choice rests on (Roller §3.3)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.infer import region
+
+
+def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
+    """Bytes of the region one access touches; rows rounded up to whole `line_bytes`."""
+    tensor = graph.tensors[access.tensor]
+    box = region(access, tile, tensor.shape)
+    run = 1
+    rows = prod(box)
+    for size, extent in zip(reversed(box), reversed(tensor.shape), strict=True):
+        run *= size
+        rows //= max(1, size)
+        if size < extent:
+            break
+    lines = -(-run * tensor.dtype_bytes // line_bytes)
+    return rows * lines * line_bytes
+
+
+def footprint_bytes(graph: TileGraph, node: TileNode, tile: Tile) -> int:
+    """Bytes that must be resident for `node` to run `tile` once: inputs and output regions."""
+    return sum(access_bytes(graph, access, tile) for access in (*node.reads, node.write))
+
+
+def traffic_bytes(
+    graph: TileGraph, node: TileNode, tile: Tile, order: tuple[int, ...], line_bytes: int = 64
+) -> float:
+    """Bytes moved into and out of the level that holds one `tile`, over the whole operator.
+
+    The loops over tiles run in `order`, outermost first. A region is reloaded whenever a loop it
+    depends on, or any loop outside one of those, advances; loops inside the last one it depends on
+    find it resident (Roller §3.3, traffic; the reuse rule of Welder §3.2).
+    """
+    counts = tile.counts(node.axes)
+    total = 0.0
+    for access in (*node.reads, node.write):
+        loads = 1
+        resident = True
+        for axis in reversed(order):
+            if resident and not access.uses(axis):
+                continue
+            resident = resident and counts[axis] == 1
+            loads *= counts[axis]
+        total += loads * access_bytes(graph, access, tile, line_bytes)
+    return total

@@ -1,0 +1,147 @@
+"""Tile graphs: what each operator of a fused group touches, as affine maps (Welder §3.1)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import msgspec
+
+from tvm_ext.tile.axis import Axis
+
+
+class AffineDim(msgspec.Struct, frozen=True):
+    """One index of an access: `((sum(coeffs * axes) + offset) // div) % mod`; mod 0 = none."""
+
+    coeffs: tuple[int, ...]
+    offset: int = 0
+    div: int = 1
+    mod: int = 0
+
+    def span(self, extents: tuple[int, ...]) -> int:
+        """How many distinct values the index takes while each axis runs over its extent.
+
+        Exact for one axis or unit strides; an upper bound (the hull) otherwise.
+        """
+        hull = sum(abs(c) * (e - 1) for c, e in zip(self.coeffs, extents, strict=True)) + 1
+        count = -(-hull // self.div) if self.div > 1 else hull
+        if self.div == 1:
+            count = min(count, prod(e for c, e in zip(self.coeffs, extents, strict=True) if c))
+        return min(count, self.mod) if self.mod else count
+
+    def uses(self, axis: int) -> bool:
+        """Whether the index depends on the axis."""
+        return self.coeffs[axis] != 0
+
+
+class Access(msgspec.Struct, frozen=True):
+    """A read or write of a tensor by a node. A dim of None is not affine: it spans the tensor."""
+
+    tensor: int
+    dims: tuple[AffineDim | None, ...]
+
+    def uses(self, axis: int) -> bool:
+        """Whether any index depends on the axis (a non-affine one is taken to)."""
+        return any(dim is None or dim.uses(axis) for dim in self.dims)
+
+    def stride(self, axis: int, shape: tuple[int, ...]) -> int | None:
+        """Elements between neighbours along the axis, row-major; None if not affine."""
+        step = 1
+        total = 0
+        for dim, extent in zip(reversed(self.dims), reversed(shape), strict=True):
+            if dim is None:
+                return None
+            if dim.coeffs[axis]:
+                if dim.div > 1:
+                    return None if dim.mod == 0 and total == 0 else total
+                total += dim.coeffs[axis] * step
+            step *= extent
+        return total
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A buffer of the group. `role`: `input`, `output` or `inner` (lives only inside the group)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    dtype_bytes: int
+    role: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * self.dtype_bytes
+
+
+class TileNode(msgspec.Struct, frozen=True):
+    """One operator (a TIR block): its axes, what it reads and writes, and its arithmetic.
+
+    `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
+    `flops_per_point` counts floating-point operations of one iteration; a special function is 10.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[Axis, ...]
+    reads: tuple[Access, ...]
+    write: Access
+    flops_per_point: float
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Indices of the space axes."""
+        return tuple(i for i, axis in enumerate(self.axes) if axis.kind == "space")
+
+    @property
+    def reduce(self) -> tuple[int, ...]:
+        """Indices of the reduce axes."""
+        return tuple(i for i, axis in enumerate(self.axes) if axis.kind == "reduce")
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents of all axes, in axis order."""
+        return tuple(axis.extent for axis in self.axes)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the whole operator."""
+        return prod(self.extents) * self.flops_per_point
+
+
+class TileGraph(msgspec.Struct, frozen=True):
+    """A fused group: nodes in topological order over shared tensors.
+
+    An edge is a tensor written by one node and read by another; where it lives (its level) is the
+    plan's choice, through `TilePlan.attach`.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[TileNode, ...]
+    signature: str = ""
+
+    def producer(self, tensor: int) -> int | None:
+        """Index of the node that writes the tensor; None for an input."""
+        for index, node in enumerate(self.nodes):
+            if node.write.tensor == tensor:
+                return index
+        return None
+
+    def consumers(self, node: int) -> tuple[int, ...]:
+        """Indices of the nodes that read what `node` writes."""
+        written = self.nodes[node].write.tensor
+        return tuple(
+            i
+            for i, other in enumerate(self.nodes)
+            if i != node and any(access.tensor == written for access in other.reads)
+        )
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the group."""
+        return sum(node.flops for node in self.nodes)
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of all inputs and outputs: the least DRAM traffic the group can have."""
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.role != "inner")

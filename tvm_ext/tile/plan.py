@@ -1,0 +1,53 @@
+"""`TilePlan`: the only tuning decision. Picker, search, log and code generation all speak it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tvm_ext.tile.axis import Tile
+
+
+class LevelTile(msgspec.Struct, frozen=True):
+    """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`)."""
+
+    level: str
+    tile: Tile
+
+
+class Attach(msgspec.Struct, frozen=True):
+    """Where another stage is computed: inside the anchor's loops at `level`, or at `root`."""
+
+    stage: int
+    level: str
+
+
+class TilePlan(msgspec.Struct, frozen=True):
+    """How one fused group runs.
+
+    rule      which writer lowers it: `contract`, `rows`, `map` or `serial`
+    anchor    index of the stage that is tiled (stages are numbered in topological order)
+    tiles     the anchor's tiles, outermost level first; each divides the space of the one before
+    order     axis numbers of the anchor, outermost loop first
+    parallel  how many of the leading `core` loops are fused and run on all cores; 0 = serial
+    lanes     elements per vector instruction on the innermost axis; 1 = scalar
+    unroll    iterations of the innermost reduce axis unrolled into one loop body
+    attach    other stages that keep a buffer, and the level whose loops they move into
+    instruction  the instruction family the innermost loops are written for
+    """
+
+    rule: str
+    anchor: int
+    tiles: tuple[LevelTile, ...]
+    order: tuple[int, ...]
+    parallel: int
+    lanes: int = 1
+    unroll: int = 1
+    attach: tuple[Attach, ...] = ()
+    instruction: str = "fma"
+
+    def at(self, level: str) -> Tile:
+        """The anchor's tile at `level`; KeyError if the plan has none there."""
+        for entry in self.tiles:
+            if entry.level == level:
+                return entry.tile
+        raise KeyError(level)

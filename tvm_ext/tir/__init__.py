@@ -1,0 +1,1 @@
+"""Placeholder reading guide."""

@@ -1,0 +1,182 @@
+"""Reading a PrimFunc into a TileGraph: blocks become nodes, buffer indices become affine maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.tile.axis import Axis
+from tvm_ext.tile.graph import Access, AffineDim, Tensor, TileGraph, TileNode
+from tvm_ext.tvm_api import Call, PrimFunc, Schedule, TensorLoad, schedule_of, tirx
+
+_SPECIAL_FLOPS = 10.0
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+
+
+def _is_float(expr: Any) -> bool:
+    return "float" in str(expr.ty.dtype)
+
+
+def children(node: Any) -> Iterator[Any]:
+    """The sub-expressions of a TIR expression."""
+    if isinstance(node, Call):
+        yield from node.args
+    elif isinstance(node, TensorLoad):
+        yield from node.indices
+    elif isinstance(node, tirx.Cast):
+        yield node.value
+    elif isinstance(node, tirx.Select):
+        yield from (node.condition, node.true_value, node.false_value)
+    elif isinstance(node, tirx.Let):
+        yield from (node.value, node.body)
+    elif isinstance(node, tirx.Not):
+        yield node.a
+    elif isinstance(node, tirx.Broadcast):
+        yield node.value
+    elif hasattr(node, "a") and hasattr(node, "b"):
+        yield from (node.a, node.b)
+
+
+def loads(expr: Any) -> Iterator[Any]:
+    """Every buffer load inside an expression, outermost first."""
+    if isinstance(expr, TensorLoad):
+        yield expr
+    for child in children(expr):
+        yield from loads(child)
+
+
+def flops(expr: Any) -> float:
+    """Floating-point operations of one evaluation; index arithmetic is free."""
+    if isinstance(expr, TensorLoad):
+        return 0.0
+    own = 0.0
+    if isinstance(expr, _ARITHMETIC) and _is_float(expr):
+        own = 1.0
+    elif isinstance(expr, Call) and _is_float(expr):
+        own = 0.0 if getattr(expr.op, "name", "").endswith("if_then_else") else _SPECIAL_FLOPS
+    return own + sum(flops(child) for child in children(expr))
+
+
+def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
+    """Coefficients per axis and the offset of a linear index; None if it is not linear."""
+    if isinstance(expr, tirx.IntImm):
+        return [0] * len(axes), int(expr.value)
+    if isinstance(expr, tirx.Var):
+        if expr not in axes:
+            return None
+        coeffs = [0] * len(axes)
+        coeffs[axes[expr]] = 1
+        return coeffs, 0
+    if isinstance(expr, tirx.Cast):
+        return linear(expr.value, axes)
+    if isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul):
+        left, right = linear(expr.a, axes), linear(expr.b, axes)
+        if left is None or right is None:
+            return None
+        if isinstance(expr, tirx.Mul):
+            if any(left[0]) and any(right[0]):
+                return None
+            (coeffs, offset), scale = (left, right[1]) if any(left[0]) else (right, left[1])
+            return [c * scale for c in coeffs], offset * scale
+        sign = 1 if isinstance(expr, tirx.Add) else -1
+        pairs = zip(left[0], right[0], strict=True)
+        return [a + sign * b for a, b in pairs], left[1] + sign * right[1]
+    return None
+
+
+def affine(expr: Any, axes: dict[Any, int]) -> AffineDim | None:
+    """The index as an AffineDim; None if it is not `(linear // div) % mod`."""
+    div, mod = 1, 0
+    if isinstance(expr, tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):
+        mod, expr = int(expr.b.value), expr.a
+    if isinstance(expr, tirx.FloorDiv) and isinstance(expr.b, tirx.IntImm):
+        div, expr = int(expr.b.value), expr.a
+    form = linear(expr, axes)
+    return None if form is None else AffineDim(tuple(form[0]), form[1], div, mod)
+
+
+def _dtype_bytes(dtype: str) -> int:
+    if dtype == "bool":
+        return 1
+    if dtype.startswith("bfloat16"):
+        return 2
+    return np.dtype(dtype).itemsize
+
+
+class _Reader:
+    """Collects tensors while blocks are read."""
+
+    def __init__(self, func: PrimFunc) -> None:
+        self.tensors: list[Tensor] = []
+        self.index: dict[Any, int] = {}
+        self.params = set(func.params)
+
+    def tensor(self, buffer: Any, written: bool = False) -> int:
+        """Index of the buffer's tensor, added on first sight."""
+        if buffer not in self.index:
+            role = "inner"
+            if buffer in self.params:
+                role = "output" if written else "input"
+            shape = tuple(int(extent) for extent in buffer.shape)
+            dtype = str(buffer.dtype)
+            self.index[buffer] = len(self.tensors)
+            self.tensors.append(Tensor(buffer.name, shape, dtype, _dtype_bytes(dtype), role))
+        return self.index[buffer]
+
+    def node(self, block: Any) -> TileNode:
+        """The node of one block. A block that is not one plain store becomes `opaque`."""
+        axes = tuple(
+            Axis(iv.var.name, int(iv.dom.extent), "reduce" if iv.iter_type == 2 else "space")
+            for iv in block.iter_vars
+        )
+        position = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+        plain = isinstance(block.body, tirx.BufferStore) and all(
+            iv.iter_type in (0, 2) for iv in block.iter_vars
+        )
+        if not plain:
+            reads = tuple(self._whole(region.source) for region in block.reads)
+            if not block.writes:
+                raise ValueError("a block without writes")
+            write = self._whole(block.writes[0].source, written=True)
+            return TileNode(block.name_hint, "opaque", axes, reads, write, 0.0)
+        store = block.body
+        target = self.tensor(store.buffer, written=True)
+        write = Access(target, tuple(affine(i, position) for i in store.indices))
+        reads = tuple(
+            dict.fromkeys(
+                Access(self.tensor(load.source), tuple(affine(i, position) for i in load.indices))
+                for load in loads(store.value)
+                if not load.source.same_as(store.buffer)
+            )
+        )
+        kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
+        return TileNode(block.name_hint, kind, axes, reads, write, flops(store.value))
+
+    def _whole(self, buffer: Any, written: bool = False) -> Access:
+        return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))
+
+
+def read_schedule(schedule: Schedule, func: PrimFunc, signature: str = "") -> TileGraph | None:
+    """The TileGraph of a schedule whose blocks are all children of the root block.
+
+    None if the function has no such form (no blocks, symbolic extents, nested blocks): a rule that
+    needs a graph then does not apply.
+    """
+    reader = _Reader(func)
+    try:
+        root = schedule.get_sblock("root")
+        blocks = [schedule.get(block) for block in schedule.get_child_blocks(root)]
+        nodes = tuple(reader.node(block) for block in blocks)
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        return None
+    if not nodes:
+        return None
+    name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
+    return TileGraph(name, tuple(reader.tensors), nodes, signature)
+
+
+def read(func: PrimFunc, signature: str = "") -> TileGraph | None:
+    """The TileGraph of an unscheduled PrimFunc; None if it has no such form."""
+    return read_schedule(schedule_of(func), func, signature)

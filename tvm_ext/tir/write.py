@@ -1,0 +1,50 @@
+"""Writing a TilePlan as a schedule. One rule a plan kind; an illegal plan raises PlanError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.prepare import Prepared, prepare
+from tvm_ext.tir.write_flat import write_flat, write_loose
+from tvm_ext.tir.write_rows import write_rows
+from tvm_ext.tir.write_tile import write_tile
+from tvm_ext.tvm_api import PrimFunc, ScheduleError, mark_scheduled
+
+Rule = Callable[[Prepared, TilePlan], None]
+
+RULES: dict[str, Rule] = {"tile": write_tile, "rows": write_rows, "flat": write_flat}
+
+
+def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
+    """`func` scheduled by `plan`, marked as scheduled.
+
+    Stages that the plan does not name are written loosely: their outer loops in parallel, their
+    innermost loop vectorised where that is legal. Raises PlanError with the reason `structure` (the
+    function has no blocks), `rule` (unknown rule) or `schedule` (TVM refused a step).
+    """
+    prepared = prepare(func)
+    if prepared is None:
+        raise PlanError("structure", "plan: the function has no blocks to schedule")
+    if plan.rule not in RULES:
+        raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(RULES)}")
+    if not 0 <= plan.anchor < len(prepared.blocks):
+        raise PlanError(
+            "anchor", f"plan: stage {plan.anchor} does not exist; there are {len(prepared.blocks)}"
+        )
+    try:
+        RULES[plan.rule](prepared, plan)
+        named = {plan.anchor, *(entry.stage for entry in plan.attach if entry.level != "root")}
+        for index in range(len(prepared.blocks)):
+            if index not in named:
+                write_loose(prepared, index, plan)
+    except ScheduleError as error:
+        raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
+    scheduled = prepared.schedule.mod["main"]
+    return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "rror" in line), lines[0] if lines else "no message")

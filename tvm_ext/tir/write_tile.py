@@ -1,0 +1,145 @@
+"""The `tile` rule: multi-level tiling of one stage down to a register tile.
+
+    for i, j, k: C[i,j] += A[i,k] * B[j/NR,k,j%NR]
+        →
+    parallel core tiles: register tiles: acc = 0
+        for k/U: unrolled U x MR x (NR/lanes): acc += A * B   (vector of `lanes`)
+        epilogue: C = f(acc)
+
+Loop order: core tiles (space, `plan.order`), register tiles in a core tile (space, `plan.order`),
+reduction, then the register tile itself, unrolled. Tails become loops of their own (the partition
+hint), so the main loop carries no predicate.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.graph import TileNode
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tvm_api import SBlockRV, Schedule
+
+PARTITION = "pragma_loop_partition_hint"
+MAX_UNROLLED = 512
+"""Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
+
+
+def check_tiles(node: TileNode, core: Tile, register: Tile, plan: TilePlan) -> None:
+    """Raises PlanError unless register tiles fit and divide core tiles that fit the axes."""
+    if not core.fits(node.axes) or not register.fits(node.axes):
+        raise PlanError("extent", f"plan for {node.name}: a tile exceeds its axes {node.extents}")
+    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
+        if c != axis.extent and c % r:
+            raise PlanError("divide", f"plan for {node.name}: {axis.name} core {c} by register {r}")
+        if axis.kind == "reduce" and axis.extent % r:
+            raise PlanError("divide", f"plan for {node.name}: {axis.name} {axis.extent} by {r}")
+    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
+    if len(cut) > 1 and any(cut):
+        raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
+    if sorted(plan.order) != list(range(len(node.axes))):
+        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
+    if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
+        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
+
+
+def write_tile(prepared: Prepared, plan: TilePlan) -> None:
+    """Schedules the anchor and everything attached to it."""
+    schedule, graph = prepared.schedule, prepared.graph
+    node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
+    core, register = plan.at("core"), plan.at("register")
+    check_tiles(node, core, register, plan)
+    reduces = node.kind == "reduce"
+    epilogue: SBlockRV | None = None
+    if reduces:
+        if graph.tensors[node.write.tensor].role == "output":
+            epilogue = schedule.cache_write(block, 0, "local")
+        else:
+            attached = [entry.stage for entry in plan.attach if entry.level == "register"]
+            if attached:
+                schedule.set_scope(block, 0, "local")
+                epilogue = prepared.blocks[attached[0]]
+    loops = schedule.get_loops(block)
+    if len(loops) != len(node.axes):
+        raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
+    vector = vector_axis(node) if plan.lanes > 1 else None
+    outer, middle, sweep, inner, lane = {}, {}, {}, {}, None
+    for index, loop in enumerate(loops):
+        c, r = core.extents[index], register.extents[index]
+        if node.axes[index].kind == "reduce":
+            sweep[index], inner[index] = schedule.split(loop, [None, r])
+            continue
+        outer[index], middle[index], inner[index] = schedule.split(loop, [None, -(-c // r), r])
+        if index == vector and r % plan.lanes == 0:
+            inner[index], lane = schedule.split(inner[index], [None, plan.lanes])
+    space = [axis for axis in plan.order if axis in outer]
+    reduce = [axis for axis in plan.order if axis in sweep]
+    tile = [axis for axis in space if axis != vector] + ([vector] if vector is not None else [])
+    schedule.reorder(
+        *(outer[axis] for axis in space),
+        *(middle[axis] for axis in space),
+        *(sweep[axis] for axis in reduce),
+        *(inner[axis] for axis in reduce),
+        *(inner[axis] for axis in tile),
+        *([lane] if lane is not None else []),
+    )
+    if epilogue is not None:
+        schedule.reverse_compute_at(epilogue, middle[space[-1]], preserve_unit_loops=True)
+    grid = [outer[axis] for axis in space]
+    task = schedule.fuse(*grid[: plan.parallel]) if plan.parallel > 1 else grid[0]
+    for entry in plan.attach:
+        if entry.level == "core":
+            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes)
+    if plan.parallel:
+        schedule.parallel(task)
+    for axis in space:
+        c, r = core.extents[axis], register.extents[axis]
+        if c % r:
+            schedule.annotate(middle[axis], PARTITION, 1)
+    if any(a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if a.kind == "space"):
+        schedule.annotate(task, PARTITION, 1)
+    for axis in (*reduce, *tile):
+        schedule.unroll(inner[axis])
+    if lane is not None:
+        schedule.vectorize(lane)
+    if epilogue is not None:
+        _register_epilogue(schedule, epilogue, plan.lanes)
+    if reduces and reduce:
+        schedule.decompose_reduction(block, sweep[reduce[0]])
+
+
+def _register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    """Unrolls the epilogue over the register tile, its last axis in vectors."""
+    loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+    extent = int(schedule.get(loops[-1]).extent)
+    if lanes > 1 and extent % lanes == 0:
+        *rest, last = loops
+        chunk, lane = schedule.split(last, [None, lanes])
+        schedule.vectorize(lane)
+        loops = [*rest, chunk]
+    for loop in loops:
+        schedule.unroll(loop)
+
+
+def _attach(schedule: Schedule, block: SBlockRV, loop: object, lanes: int) -> None:
+    """Computes a producer inside the core tile, its innermost loop in vectors."""
+    depth = len(schedule.get_loops(block))
+    schedule.compute_at(block, loop)
+    own = schedule.get_loops(block)[-depth:]
+    vectorise_last(schedule, own[-1], lanes)
+
+
+def vectorise_last(schedule: Schedule, loop: object, lanes: int) -> None:
+    """Splits a loop into vectors of `lanes`; a tail becomes a scalar loop of its own."""
+    extent = int(schedule.get(loop).extent)
+    while lanes > 1 and extent < lanes:
+        lanes //= 2
+    if lanes <= 1:
+        return
+    chunk, lane = schedule.split(loop, [None, lanes])
+    if extent % lanes:
+        schedule.annotate(chunk, PARTITION, 1)
+    schedule.vectorize(lane)

@@ -1,0 +1,107 @@
+"""The one place that knows TVM's current names and quirks; everything else imports them from here.
+
+TVM 0.20-0.27 moved `tvm.tir` to `tvm.tirx`, schedules and blocks to `tvm.s_tir`, and struct info to
+types. When the next rename comes, this file changes and no other does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from tvm_ext.errors import InstallError
+
+TVM_FFI_BROKEN = ("0.1.15",)
+
+
+def check_install() -> None:
+    """Raises InstallError if TVM is missing or paired with an FFI that crashes.
+
+    apache-tvm-ffi 0.1.15.* segfaults whenever IR is serialised (save_json, pickle), and pip
+    resolves to it by default; a message now is worth more than a crash later.
+    """
+    try:
+        ffi = importlib.metadata.version("apache-tvm-ffi")
+        importlib.metadata.version("apache-tvm")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise InstallError(
+            f"package {error.name}: not installed; run pip install 'apache-tvm==0.27.0.post1' "
+            "'apache-tvm-ffi==0.1.14.post0'"
+        ) from error
+    if ffi.startswith(TVM_FFI_BROKEN):
+        raise InstallError(
+            f"apache-tvm-ffi {ffi}: crashes when IR is serialised, tvm_ext needs 0.1.14.post0; "
+            "run pip install 'apache-tvm-ffi==0.1.14.post0'"
+        )
+
+
+def tvm_version() -> str:
+    """Version of the installed TVM."""
+    return importlib.metadata.version("apache-tvm")
+
+
+check_install()
+
+import tvm  # noqa: E402
+from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
+from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402
+from tvm.s_tir import Schedule  # noqa: E402
+from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
+from tvm.target import Target  # noqa: E402
+from tvm.tirx import PrimFunc  # noqa: E402
+
+PASS_CONFIG: dict[str, Any] = {"s_tir.LoopPartition": {"partition_const_loop": True}}
+"""Pass configuration our schedules need: tails become loops of their own instead of predicates."""
+
+
+def schedule_of(func: PrimFunc) -> Schedule:
+    """A schedule over one PrimFunc, without the self-checks that make it five times slower."""
+    return Schedule(func, debug_mask="none")
+
+
+def is_scheduled(func: PrimFunc) -> bool:
+    """Whether a pass has already scheduled the function."""
+    return bool(func.attrs and func.attrs.get("tirx.is_scheduled", 0))
+
+
+def mark_scheduled(func: PrimFunc) -> PrimFunc:
+    """The function, marked so that no later pass schedules it again."""
+    return func.with_attr("tirx.is_scheduled", 1)
+
+
+def constant_array(expr: Any) -> Any:
+    """The numpy array of a Relax constant; None for any other expression."""
+    return expr.value.numpy() if isinstance(expr, GenericConst) else None
+
+
+def default_legalise(name: str) -> Any:
+    """TVM's own legalisation of an operator, called with (builder, call)."""
+    return ir.Op.get(name).get_attr("FLegalize")
+
+
+__all__ = [
+    "PASS_CONFIG",
+    "Call",
+    "GenericConst",
+    "IRModule",
+    "PrimFunc",
+    "SBlockRV",
+    "Schedule",
+    "ScheduleError",
+    "Target",
+    "TensorLoad",
+    "check_install",
+    "constant_array",
+    "default_legalise",
+    "ir",
+    "is_scheduled",
+    "mark_scheduled",
+    "relax",
+    "s_tir",
+    "schedule_of",
+    "te",
+    "tirx",
+    "topi",
+    "tvm",
+    "tvm_version",
+]

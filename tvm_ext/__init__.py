@@ -1,1 +1,44 @@
-"""tvm_ext"""
+"""tvm_ext: makes a trained model fast on the machine at hand, as an extension of Apache TVM.
+
+    compiled = tvm_ext.compile("model.onnx")     seconds, nothing measured
+    compiled = tvm_ext.tune("model.onnx")        measured, with a log to replay
+    compiled = tvm_ext.load("model.so")          an artifact made earlier
+    tvm_ext.passes                               the Relax passes, for flows of your own
+
+Reading guide: `tile` is the vocabulary, `flow` the place where everything meets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm_ext import hardware as targets
+    from tvm_ext import passes
+    from tvm_ext.flow import compile, load, replay
+    from tvm_ext.tuner import tune
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "compile", "load", "passes", "replay", "targets", "tune"]
+
+_WHERE = {
+    "compile": ("tvm_ext.flow", "compile"),
+    "replay": ("tvm_ext.flow", "replay"),
+    "load": ("tvm_ext.flow", "load"),
+    "tune": ("tvm_ext.tuner", "tune"),
+    "passes": ("tvm_ext.passes", ""),
+    "targets": ("tvm_ext.hardware", ""),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tvm_ext' has no attribute {name!r}")
+    module, attribute = _WHERE[name]
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return __all__

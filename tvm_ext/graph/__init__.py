@@ -1,1 +1,10 @@
-"""Placeholder reading guide."""
+"""Relax passes, one a file, each a frozen dataclass whose fields are its options.
+
+In the order the pipeline runs them:
+  normalise      dataflow blocks, inference operators, no dead code
+  channels_last  convolutions and what follows them from NCHW to NHWC
+  legalise       operators to tensor programs, weights packed in numpy
+  fuse           tensor programs to groups
+
+Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.
+"""

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import tvm
-from tvm import relax
-from tvm.ir import Call, TupleGetItem, TupleType
-from tvm.relax import DataflowBlock, DataflowVar, Expr, Var, VarBinding
-from tvm.relax.expr_functor import PyExprMutator, mutator
-
 from tvm_ext.graph.layout_perm import identity
 from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+from tvm_ext.tvm_api import Call, IRModule, ir, relax, tvm
 
 CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
@@ -41,22 +36,20 @@ class ChannelsLast:
 
     convolutions: tuple[str, ...] = CONVOLUTIONS
 
-    def transform_module(
-        self, mod: tvm.IRModule, ctx: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def transform_module(self, mod: IRModule, ctx: tvm.transform.PassContext) -> IRModule:
         rewriter = _Rewriter(mod, frozenset(self.convolutions))
         for name, func in mod.functions_items():
             if isinstance(func, relax.Function) and self._applies(func):
                 rewriter.builder_.update_func(name, rewriter.rewrite(func))
-        return rewriter.builder_.get()
+        return _without_unused(rewriter.builder_.get(), rewriter.replaced)
 
     def _applies(self, func: relax.Function) -> bool:
         attrs = func.attrs or {}
         if any(key in attrs for key in ("Primitive", "Composite", "Codegen")):
             return False
-        found: list[Expr] = []
+        found: list[relax.Expr] = []
 
-        def visit(expr: Expr) -> None:
+        def visit(expr: relax.Expr) -> None:
             if _op_name(expr) in self.convolutions and is_plain_conv(expr):
                 found.append(expr)
 
@@ -64,11 +57,11 @@ class ChannelsLast:
         return bool(found)
 
 
-@mutator
-class _Rewriter(PyExprMutator):
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
     """Rebuilds a function binding by binding, keeping for each value the layouts it exists in."""
 
-    def __init__(self, mod: tvm.IRModule, convolutions: frozenset[str]) -> None:
+    def __init__(self, mod: IRModule, convolutions: frozenset[str]) -> None:
         super().__init__(mod)
         self.rules = {
             name: rule
@@ -76,12 +69,15 @@ class _Rewriter(PyExprMutator):
             if name in convolutions or name not in CONVOLUTIONS
         }
         self.nested = False
+        self.replaced: set[ir.GlobalVar] = set()
 
     def rewrite(self, func: relax.Function) -> relax.Function:
         self.layouts = Layouts(self.builder_, self.visit_expr)
-        return self.visit_expr(func)
+        rewritten = self.visit_expr(func)
+        self.replaced |= {name for (name, _), new in self.layouts.programs.items() if new}
+        return rewritten
 
-    def visit_var_(self, op: Var) -> Expr:
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
         entry = self.layouts.entries.get(op)
         if entry is None:
             return super().visit_var_(op)
@@ -89,15 +85,15 @@ class _Rewriter(PyExprMutator):
             return relax.Tuple([self._plain(value) for value in entry])
         return self._plain(entry)
 
-    def visit_dataflow_var_(self, op: DataflowVar) -> Expr:
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
         return self.visit_var_(op)
 
-    def visit_dataflow_block_(self, block: DataflowBlock) -> DataflowBlock:
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         rewritten = super().visit_dataflow_block_(block)
         self.layouts.leave_dataflow_block()
         return rewritten
 
-    def visit_var_binding_(self, binding: VarBinding) -> None:
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if self.nested:
             super().visit_var_binding_(binding)
         elif isinstance(binding.value, (relax.If, relax.Function)):
@@ -105,7 +101,7 @@ class _Rewriter(PyExprMutator):
         elif not (self._bind_view(binding) or self._bind_call(binding)):
             super().visit_var_binding_(binding)
 
-    def _visit_scope(self, binding: VarBinding) -> None:
+    def _visit_scope(self, binding: relax.VarBinding) -> None:
         """Leaves a branch or a local function as it is, on plain values made outside of it."""
         for var in relax.analysis.free_vars(binding.value):
             self.visit_expr(var)
@@ -113,7 +109,7 @@ class _Rewriter(PyExprMutator):
         super().visit_var_binding_(binding)
         self.nested = False
 
-    def _bind_view(self, binding: VarBinding) -> bool:
+    def _bind_view(self, binding: relax.VarBinding) -> bool:
         """A binding that moves no data: another name, a field, a tuple, a permutation.
 
         Nor does a reshape of a constant, such as the bias an importer spells as (1, C, 1, 1).
@@ -121,9 +117,9 @@ class _Rewriter(PyExprMutator):
         value = binding.value
         entries = self.layouts.entries
         seen: Value | list[Value] | None = None
-        if isinstance(value, Var):
+        if isinstance(value, relax.Var):
             seen = entries.get(value)
-        elif isinstance(value, TupleGetItem):
+        elif isinstance(value, ir.TupleGetItem):
             fields = entries.get(value.tuple_value)
             seen = fields[value.index] if isinstance(fields, list) else None
         elif isinstance(value, relax.Tuple):
@@ -140,11 +136,11 @@ class _Rewriter(PyExprMutator):
         self._record(binding.var, seen)
         return True
 
-    def _bind_call(self, binding: VarBinding) -> bool:
+    def _bind_call(self, binding: relax.VarBinding) -> bool:
         """A call that has a rule which applies."""
         rule = self.rules.get(_op_name(binding.value))
         output = self._is_output(binding.var)
-        if rule is None or (output and isinstance(binding.var.ty, TupleType)):
+        if rule is None or (output and isinstance(binding.var.ty, ir.TupleType)):
             return False
         placed = rule(self.layouts, binding.value)
         if placed is None:
@@ -154,35 +150,49 @@ class _Rewriter(PyExprMutator):
         self._record(binding.var, _results(emit(placed.call, binding.var.name), placed))
         return True
 
-    def _record(self, var: Var, seen: Value | list[Value]) -> None:
+    def _record(self, var: relax.Var, seen: Value | list[Value]) -> None:
         """Remembers what a variable holds; what leaves a dataflow block leaves it plain."""
         self.layouts.entries[var] = seen
         if isinstance(seen, Value) and self._is_output(var):
             emit = partial(self.builder_.emit_output, name_hint=var.name)
             plain = self.layouts.to(seen, identity(seen.rank), emit)
-            if isinstance(plain, DataflowVar):
+            if isinstance(plain, relax.DataflowVar):
                 seen.twins[seen.axes] = self.builder_.emit_output(plain, var.name)
 
-    def _is_output(self, var: Var) -> bool:
-        return self.builder_.current_block_is_dataflow() and not isinstance(var, DataflowVar)
+    def _is_output(self, var: relax.Var) -> bool:
+        return self.builder_.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar)
 
-    def _plain(self, value: Value) -> Expr:
+    def _plain(self, value: Value) -> relax.Expr:
         return self.layouts.to(value, identity(value.rank))
 
 
-def _results(var: Var, placed: Placed) -> Value | list[Value]:
+def _results(var: relax.Var, placed: Placed) -> Value | list[Value]:
     """What a rewritten call returns; only the fields that have the rank of its input moved."""
-    if not isinstance(var.ty, TupleType):
+    if not isinstance(var.ty, ir.TupleType):
         return Value.of(var, placed.perm)
     rank = len(placed.perm)
     return [
-        Value.of(TupleGetItem(var, i), placed.perm if ty.ndim == rank else identity(ty.ndim))
+        Value.of(ir.TupleGetItem(var, i), placed.perm if ty.ndim == rank else identity(ty.ndim))
         for i, ty in enumerate(var.ty.fields)
     ]
 
 
-def _op_name(expr: Expr) -> str:
-    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, tvm.ir.Op) else ""
+def _without_unused(mod: IRModule, names: set[ir.GlobalVar]) -> IRModule:
+    """The module less those of the named private functions that nothing calls any more."""
+    called = {
+        name
+        for func in mod.functions.values()
+        if isinstance(func, relax.Function)
+        for name in relax.analysis.all_global_vars(func)
+    }
+    for name in names - called:
+        if not (mod[name].attrs and "global_symbol" in mod[name].attrs):
+            del mod[name]
+    return mod
+
+
+def _op_name(expr: relax.Expr) -> str:
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, ir.Op) else ""
 
 
 def _permutation(call: Call) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
+from tvm_ffi import structural_equal
 
 Perm = tuple[int, ...]
 Shape = Sequence[Any]
@@ -41,6 +41,12 @@ def after_drop(perm: Perm, dropped: set[int]) -> Perm:
     """The layout that is left once the axes `dropped` are reduced away."""
     kept = [axis for axis in range(len(perm)) if axis not in dropped]
     return tuple(kept.index(axis) for axis in perm if axis not in dropped)
+
+
+def after_insert(perm: Perm, axis: int, place: int) -> Perm:
+    """The layout once a new axis `axis` of the tensor stands at `place` in memory."""
+    shifted = [old + (old >= axis) for old in perm]
+    return (*shifted[:place], axis, *shifted[place:])
 
 
 def moves_only_ones(axes: Perm, shape: Shape) -> bool:
@@ -134,4 +140,4 @@ def _is_int(extent: Any, value: int) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
-    return bool(tvm.ir.structural_equal(a, b))
+    return bool(structural_equal(a, b))

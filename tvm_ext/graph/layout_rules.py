@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import tvm
-from tvm import relax
-from tvm.ir import Call
-from tvm.relax import Expr
-
 from tvm_ext.graph.layout_perm import (
     Perm,
     after_drop,
+    after_insert,
     channels_last,
     identity,
     reshape_layout,
 )
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+from tvm_ext.tvm_api import Call, ir, relax, tirx
 
 PLAIN_DATA = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 PLAIN_KERNEL = {3: "OIW", 4: "OIHW", 5: "OIDHW"}
@@ -30,20 +27,20 @@ PLAIN_KERNEL = {3: "OIW", 4: "OIHW", 5: "OIDHW"}
 class Placed(NamedTuple):
     """A rewritten call and the layout of its result, or of the full-rank fields of its tuple."""
 
-    call: Expr
+    call: relax.Expr
     perm: Perm
 
 
 Rule = Callable[[Layouts, Call], "Placed | None"]
 
 
-def with_attrs(call: Call, args: Sequence[Expr], **changes: Any) -> Call:
+def with_attrs(call: Call, args: Sequence[relax.Expr], **changes: Any) -> Call:
     """The call on other arguments, with some of its attributes changed."""
     attrs = call.attrs
     if changes:
         info = type(attrs).__tvm_ffi_type_info__
         fields = {field.name: getattr(attrs, field.name) for field in info.fields}
-        attrs = tvm.ir.make_node(info.type_key, **{**fields, **changes})
+        attrs = ir.make_node(info.type_key, **{**fields, **changes})
     return Call(call.op, list(args), attrs, call.ty_args)
 
 
@@ -125,6 +122,25 @@ def broadcast_to(layouts: Layouts, call: Call) -> Placed | None:
     return Placed(with_attrs(call, [layouts.to(data, data.perm), target]), data.perm)
 
 
+def call_tir(layouts: Layouts, call: Call) -> Placed | None:
+    """rewrite: call_tir(f, (x, ...)) -> call_tir(f on permuted buffers, ...), f data-moving.
+
+    Importers lower some operators themselves (ONNX Clip and Pad arrive in this form).
+    """
+    rank = getattr(call.ty, "ndim", -1)
+    values = layouts.fields(call.args[1])
+    shape = known_shape(call.ty)
+    if values is None or shape is None or len(call.args) != 2:
+        return None
+    perm = _majority([value for value in values if value.rank == rank])
+    program = None if perm is None else layouts.permuted_program(call.args[0], perm)
+    if perm is None or program is None:
+        return None
+    args = [layouts.to(v, perm if v.rank == rank else identity(v.rank)) for v in values]
+    out = relax.TensorType([shape[axis] for axis in perm], call.ty.dtype)
+    return Placed(relax.call_tir(program, args, out), perm)
+
+
 def concat(layouts: Layouts, call: Call) -> Placed | None:
     """rewrite: concat((x, y, ...), axis) -> the same on the layout of the largest."""
     values = layouts.fields(call.args[0])
@@ -133,6 +149,18 @@ def concat(layouts: Layouts, call: Call) -> Placed | None:
         return None
     fields = relax.Tuple([layouts.to(value, perm) for value in values])
     return Placed(with_attrs(call, [fields], axis=_at(perm, call.attrs.axis)), perm)
+
+
+def stack(layouts: Layouts, call: Call) -> Placed | None:
+    """rewrite: stack((x, y, ...), axis) -> the same, the new axis before the one it preceded."""
+    values = layouts.fields(call.args[0])
+    perm = _majority(values or [])
+    if values is None or perm is None:
+        return None
+    fields = relax.Tuple([layouts.to(value, perm) for value in values])
+    axis = call.attrs.axis % (len(perm) + 1)
+    place = perm.index(axis) if axis < len(perm) else axis
+    return Placed(with_attrs(call, [fields], axis=place), after_insert(perm, axis, place))
 
 
 def along_axis(layouts: Layouts, call: Call) -> Placed | None:
@@ -145,9 +173,10 @@ def along_axis(layouts: Layouts, call: Call) -> Placed | None:
 
 
 def normalise(layouts: Layouts, call: Call) -> Placed | None:
-    """rewrite: layer_norm, rms_norm, group_norm, instance_norm with `axes` (and `channel_axis`).
+    """rewrite: layer_norm, group_norm, instance_norm with `axes` (and `channel_axis`).
 
-    Scale and shift of several axes are permuted as these axes are.
+    Scale and shift of several axes are permuted as these axes are. TVM lowers rms_norm over
+    trailing axes only, so that operator has no rule.
     """
     data = _leading(layouts, call)
     if data is None:
@@ -204,7 +233,7 @@ def strided_slice(layouts: Layouts, call: Call) -> Placed | None:
     data = _leading(layouts, call)
     if data is None or not isinstance(call.args[1], relax.Tuple):
         return None
-    axes = [tvm.tirx.IntImm("int64", _at(data.perm, int(axis))) for axis in call.args[1].fields]
+    axes = [tirx.IntImm("int64", _at(data.perm, int(axis))) for axis in call.args[1].fields]
     args = [layouts.to(data, data.perm), relax.Tuple(axes), *map(layouts.plain, call.args[2:])]
     return Placed(with_attrs(call, args), data.perm)
 
@@ -264,10 +293,12 @@ def _table() -> dict[str, Rule]:
         "logical_and logical_or logical_xor maximum minimum mod multiply not_equal power "
         "right_shift subtract where ewise_fma",
         broadcast_to: "broadcast_to",
+        call_tir: "call_tir",
         concat: "concat",
+        stack: "stack",
         along_axis: "split nn.softmax nn.log_softmax nn.prelu nn.batch_norm quantize dequantize "
         "cumsum cumprod flip",
-        normalise: "nn.layer_norm nn.rms_norm nn.group_norm nn.instance_norm",
+        normalise: "nn.layer_norm nn.group_norm nn.instance_norm",
         reduce: "sum mean max min prod variance std",
         arg_reduce: "argmax argmin",
         pad: "nn.pad",

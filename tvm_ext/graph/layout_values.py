@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm
-from tvm import relax
-from tvm.ir import GenericConst
-from tvm.relax import BlockBuilder, DataflowVar, Expr, Var
 
 from tvm_ext.graph.layout_perm import (
     Perm,
@@ -21,6 +17,8 @@ from tvm_ext.graph.layout_perm import (
     identity,
     moves_only_ones,
 )
+from tvm_ext.graph.layout_tir import permute_program
+from tvm_ext.tvm_api import GenericConst, ir, relax, tvm
 
 
 @dataclass
@@ -33,12 +31,12 @@ class Value:
     perm: the layout, of this view, that users should prefer.
     """
 
-    twins: dict[Perm, Expr]
+    twins: dict[Perm, relax.Expr]
     axes: Perm
     perm: Perm
 
     @staticmethod
-    def of(expr: Expr, perm: Perm) -> Value:
+    def of(expr: relax.Expr, perm: Perm) -> Value:
         """The tensor that `expr` holds in layout `perm`."""
         return Value({perm: expr}, identity(len(perm)), perm)
 
@@ -99,16 +97,21 @@ class Layouts:
     `visit` rewrites an expression to its plain form, as the mutator that owns this table does.
     """
 
-    def __init__(self, builder: BlockBuilder, visit: Callable[[Expr], Expr]) -> None:
+    def __init__(
+        self, builder: relax.BlockBuilder, visit: Callable[[relax.Expr], relax.Expr]
+    ) -> None:
         self.builder = builder
         self.plain = visit
-        self.entries: dict[Expr, Value | list[Value]] = {}
+        self.entries: dict[relax.Expr, Value | list[Value]] = {}
+        self.programs: dict[tuple[Any, Perm], Any] = {}
 
-    def value(self, expr: Expr) -> Value | None:
+    def value(self, expr: relax.Expr) -> Value | None:
         """The tensor an argument stands for; None for anything that is not a ranked tensor."""
         if expr not in self.entries:
             ty = expr.ty
-            if not isinstance(expr, (Var, GenericConst)) or not isinstance(ty, relax.TensorType):
+            if not isinstance(expr, (relax.Var, GenericConst)) or not isinstance(
+                ty, relax.TensorType
+            ):
                 return None
             if ty.ndim < 0:
                 return None
@@ -116,7 +119,7 @@ class Layouts:
         entry = self.entries[expr]
         return entry if isinstance(entry, Value) else None
 
-    def fields(self, expr: Expr) -> list[Value] | None:
+    def fields(self, expr: relax.Expr) -> list[Value] | None:
         """The tensors of a tuple argument; None when one of them is not a ranked tensor."""
         if isinstance(expr, relax.Tuple):
             values = [self.value(field) for field in expr.fields]
@@ -124,7 +127,9 @@ class Layouts:
         entry = self.entries.get(expr)
         return entry if isinstance(entry, list) else None
 
-    def to(self, value: Value, perm: Perm, emit: Callable[..., Var] | None = None) -> Expr:
+    def to(
+        self, value: Value, perm: Perm, emit: Callable[..., relax.Var] | None = None
+    ) -> relax.Expr:
         """The value in layout `perm`. A value once converted prefers its new layout."""
         emit = emit or self.builder.emit
         if perm != identity(value.rank):
@@ -139,7 +144,7 @@ class Layouts:
                 value.twins[wanted] = emit(transposed(self._emitted(value, held), axes))
         return self._emitted(value, wanted)
 
-    def broadcast(self, value: Value, perm: Perm) -> Expr:
+    def broadcast(self, value: Value, perm: Perm) -> relax.Expr:
         """The value as an operand of an element-wise operator that works in layout `perm`."""
         missing = len(perm) - value.rank
         if value.rank == 0 or missing == 0:
@@ -153,26 +158,34 @@ class Layouts:
         lifted = self.builder.emit(relax.op.reshape(source, shape))
         return self.builder.emit(relax.op.permute_dims(lifted, perm))
 
+    def permuted_program(self, name: ir.GlobalVar, perm: Perm) -> ir.GlobalVar | None:
+        """The tensor program of that name, on buffers in layout `perm`; None if it cannot be."""
+        if (name, perm) not in self.programs:
+            program = permute_program(self.builder.get()[name], perm)
+            added = program and self.builder.add_func(program, name.name_hint)
+            self.programs[name, perm] = added
+        return self.programs[name, perm]
+
     def leave_dataflow_block(self) -> None:
         """Forgets what the block kept to itself: its dataflow variables."""
-        kept: dict[Expr, Value | list[Value]] = {}
+        kept: dict[relax.Expr, Value | list[Value]] = {}
         for expr, entry in self.entries.items():
-            if isinstance(expr, DataflowVar) or not isinstance(entry, Value):
+            if isinstance(expr, relax.DataflowVar) or not isinstance(entry, Value):
                 continue
             twins = {p: e for p, e in entry.twins.items() if _outlives_block(e)}
             if entry.axes in twins:
                 kept[expr] = Value(twins, entry.axes, identity(entry.rank))
         self.entries = kept
 
-    def _emitted(self, value: Value, base: Perm) -> Expr:
+    def _emitted(self, value: Value, base: Perm) -> relax.Expr:
         """A field of a tuple is only read out of it when it is used."""
         if isinstance(value.twins[base], relax.TupleGetItem):
             value.twins[base] = self.builder.emit(value.twins[base])
         return value.twins[base]
 
 
-def _outlives_block(expr: Expr) -> bool:
-    return isinstance(expr, (Var, GenericConst)) and not isinstance(expr, DataflowVar)
+def _outlives_block(expr: relax.Expr) -> bool:
+    return isinstance(expr, (relax.Var, GenericConst)) and not isinstance(expr, relax.DataflowVar)
 
 
 def array_of(tensor: tvm.runtime.Tensor) -> np.ndarray:
@@ -193,7 +206,7 @@ def constant(array: np.ndarray, like: GenericConst) -> GenericConst:
     return relax.const(tensor)
 
 
-def transposed(expr: Expr, axes: Perm) -> Expr:
+def transposed(expr: relax.Expr, axes: Perm) -> relax.Expr:
     """`permute_dims(expr, axes)`, or a reshape where that moves no data."""
     shape = known_shape(expr.ty)
     if shape is not None and moves_only_ones(axes, shape):

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 from tvm_ext.errors import TargetError
-from tvm_ext.hardware.isa import peaks
+from tvm_ext.hardware import isa
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -25,12 +25,10 @@ def _cpu(
     name: str,
     mtriple: str,
     mcpu: str,
-    isa: tuple[str, ...],
+    features: tuple[str, ...],
     *,
     cores: int,
     ghz: float,
-    vector_bytes: int,
-    vector_registers: int,
     fma_latency_cycles: int,
     fma_per_cycle: int,
     levels: tuple[MemoryLevel, ...],
@@ -38,6 +36,7 @@ def _cpu(
     barrier_us: float,
     mattr: tuple[str, ...] = (),
 ) -> HardwareModel:
+    vector_bytes, vector_registers = isa.vector_bytes(features), isa.vector_registers(features)
     float32 = 2 * (vector_bytes // 4) * fma_per_cycle * ghz
     registers = MemoryLevel(
         "register", vector_bytes * vector_registers, register_gbps(float32), vector_bytes
@@ -51,12 +50,12 @@ def _cpu(
         vector_registers=vector_registers,
         fma_latency_cycles=fma_latency_cycles,
         fma_per_cycle=fma_per_cycle,
-        peak_gflops=peaks(float32, isa),
+        peak_gflops=isa.peaks(float32, features),
         levels=(registers, *levels),
         launch_us=launch_us,
         barrier_us=barrier_us,
         target={**target, "mattr": list(mattr)} if mattr else target,
-        isa=tuple(sorted(isa)),
+        isa=tuple(sorted(features)),
     )
 
 
@@ -72,8 +71,6 @@ def _x86() -> tuple[HardwareModel, ...]:
             ("sse4.2",),
             cores=4,
             ghz=2.8,
-            vector_bytes=16,
-            vector_registers=16,
             fma_latency_cycles=7,
             fma_per_cycle=1,
             levels=(
@@ -93,8 +90,6 @@ def _x86() -> tuple[HardwareModel, ...]:
             avx2,
             cores=8,
             ghz=3.6,
-            vector_bytes=32,
-            vector_registers=16,
             fma_latency_cycles=4,
             fma_per_cycle=2,
             levels=(
@@ -115,8 +110,6 @@ def _x86() -> tuple[HardwareModel, ...]:
             (*avx2, "avx512f", "avx512bw", "avx512dq", "avx512vl"),
             cores=16,
             ghz=2.5,
-            vector_bytes=64,
-            vector_registers=32,
             fma_latency_cycles=4,
             fma_per_cycle=2,
             levels=(
@@ -142,8 +135,6 @@ def _arm() -> tuple[HardwareModel, ...]:
             ("neon", "fullfp16", "dotprod"),
             cores=64,
             ghz=2.5,
-            vector_bytes=16,
-            vector_registers=32,
             fma_latency_cycles=4,
             fma_per_cycle=2,
             levels=(
@@ -164,8 +155,6 @@ def _arm() -> tuple[HardwareModel, ...]:
             ("neon", "fullfp16", "dotprod", "i8mm", "bf16", "sve"),
             cores=64,
             ghz=2.6,
-            vector_bytes=16,
-            vector_registers=32,
             fma_latency_cycles=4,
             fma_per_cycle=4,
             levels=(
@@ -186,8 +175,6 @@ def _arm() -> tuple[HardwareModel, ...]:
             ("neon",),
             cores=4,
             ghz=1.5,
-            vector_bytes=16,
-            vector_registers=32,
             fma_latency_cycles=7,
             fma_per_cycle=1,
             levels=(
@@ -207,8 +194,6 @@ def _arm() -> tuple[HardwareModel, ...]:
             ("neon", "fullfp16", "dotprod"),
             cores=4,
             ghz=2.4,
-            vector_bytes=16,
-            vector_registers=32,
             fma_latency_cycles=4,
             fma_per_cycle=2,
             levels=(
@@ -377,18 +362,18 @@ def get(name: str) -> HardwareModel:
     raise TargetError(f"target '{name}' is not in the catalog: {hint}known: {', '.join(_PRESETS)}")
 
 
-def nearest_cpu(mcpu: str, isa: Iterable[str]) -> HardwareModel:
-    """The CPU preset for `mcpu`, or else the most capable one whose vector code `isa` can run."""
+def nearest_cpu(mcpu: str, features: Iterable[str]) -> HardwareModel:
+    """The CPU preset for `mcpu`, or else the most capable whose vector code `features` allow."""
     for model in _PRESETS.values():
         if model.target.get("mcpu") == mcpu:
             return model
-    features = set(isa)
-    if "neon" in features:
+    have = set(features)
+    if "neon" in have:
         fits = {"sve": "arm/neoverse-v1", "dotprod": "arm/neoverse-n1", "neon": "arm/cortex-a72"}
-        return _PRESETS[next(name for feature, name in fits.items() if feature in features)]
-    if "avx512f" in features:
+        return _PRESETS[next(name for feature, name in fits.items() if feature in have)]
+    if "avx512f" in have:
         return _PRESETS["cpu/x86-avx512"]
-    return _PRESETS["cpu/x86-avx2" if {"avx2", "fma"} <= features else "cpu/x86-sse"]
+    return _PRESETS["cpu/x86-avx2" if {"avx2", "fma"} <= have else "cpu/x86-sse"]
 
 
 def nearest_gpu(arch: str) -> HardwareModel:

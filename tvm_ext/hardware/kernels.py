@@ -36,8 +36,8 @@ class Instruction(msgspec.Struct, frozen=True):
     def ir(self) -> str:
         """LLVM IR of `probe_<dtype>(sum, a, b)`, with a and b as 32-bit words.
 
-        As text, because TVM cannot declare vectors of bf16, and because TVM's own multiply and
-        add of loop constants would be simplified.
+        As text, because TVM cannot declare vectors of bf16, and because LLVM would take the
+        product of loop constants out of the loop.
         """
         result = f"<{self.lanes} x {'i32' if self.dtype == 'int8' else 'float'}>"
         words = f"<{self.lanes} x i32>"

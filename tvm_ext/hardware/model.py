@@ -63,14 +63,14 @@ class HardwareModel(msgspec.Struct, frozen=True):
         return max(1, self.vector_bytes // dtype_bytes)
 
     def fingerprint(self) -> str:
-        """Twelve hex digits over what decides code and speed class, not over measured bandwidths:
-        two probes of one machine give one fingerprint."""
+        """Twelve hex digits over what decides code and speed class, not over measured bandwidths or
+        installed memory: two probes of one machine give one fingerprint."""
         decisive = (
             self.kind,
             self.cores,
             self.vector_bytes,
             self.vector_registers,
-            tuple((entry.name, entry.size_bytes) for entry in self.levels),
+            tuple((x.name, x.size_bytes) for x in self.levels if x.name != "dram"),
             tuple(sorted(self.isa)),
             self.target.get("mcpu") or self.target.get("arch") or "",
         )

@@ -73,7 +73,7 @@ def measure(model: HardwareModel) -> HardwareModel:
     bench = _Bench(model)
     passes = [bench.seconds() for _ in range(_PASSES)]
     best = {name: min(times[name] for times in passes) for name in passes[0]}
-    # Sharing a core makes a hypervisor's siblings quick at this, so the best is not typical.
+    # These follow how far apart a hypervisor puts the cores, so the best is not the typical.
     launch, barrier = (
         1e6 * statistics.median(times[name] for times in passes) for name in ("launch", "barrier")
     )

@@ -165,7 +165,8 @@ def _cores_by_psutil() -> int | None:
         import psutil
     except ImportError:
         return None
-    return psutil.cpu_count(logical=False)
+    count: int | None = psutil.cpu_count(logical=False)
+    return count
 
 
 def _cgroup_quota_cpus() -> float:

@@ -153,9 +153,11 @@ def _part_threads() -> None:
     """Start TVM's pool and keep this thread off the cores its workers are pinned to.
 
     TVM lets the calling thread float; started on a worker's core it may share it for tens of
-    milliseconds, and the kernel then reads as half as fast as it is.
+    milliseconds, and the kernel then reads as half as fast as it is. Linux only.
     """
     tvm.runtime.num_threads()
+    if not os.path.isdir("/proc/self/task"):
+        return
     workers = [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
     pinned = [cores for cores in map(os.sched_getaffinity, workers) if len(cores) == 1]
     free = os.sched_getaffinity(0).difference(*pinned)

@@ -1,1 +1,17 @@
-"""Placeholder reading guide."""
+"""The tuning log: append-only JSON lines, one measured plan each. Needs neither TVM nor XGBoost.
+
+    record    Record and its parts; one record to one line and back
+    files     a log on disk: which files, locked appends, atomic replacement
+    database  Database: load, query, append, follow what other processes append
+    merge     several logs into one
+    manifest  what a compiled artifact says of itself, plans included
+
+A folder holds one `<hardware name>-<fingerprint>.jsonl` per machine. Lines are never rewritten:
+one that cannot be read is reported, skipped and kept.
+"""
+
+from tvm_ext.records.database import Database
+from tvm_ext.records.files import CorruptLine
+from tvm_ext.records.record import Record, RecordFailure, TaskKey
+
+__all__ = ["CorruptLine", "Database", "Record", "RecordFailure", "TaskKey"]

@@ -1,1 +1,8 @@
-"""Placeholder reading guide."""
+"""Running and shipping a compiled model. Imports neither the tuner nor ONNX.
+
+  executor   Compiled: call it, time it, save it, ask it for its report
+  artifact   one shared library that stock TVM loads, with its manifest inside
+  threads    how many threads TVM's pool gets, decided once a process
+
+What an artifact says of itself is `records.manifest`.
+"""

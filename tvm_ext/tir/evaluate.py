@@ -18,17 +18,22 @@ from tvm_ext.tir.expression import Node
 
 Array = Any  # numpy array or scalar of any dtype
 TRANSCENDENTAL_UNITS = 16.0
+"""Unit roundoffs by which exp and its like may be off: 1e-6 in float32, as polynomials are."""
+ZERO_CROSSING_UNITS = 8.0
+"""The same, absolutely, where a function passes zero: tanh is often (1 - exp(-2x)) / (1 + ...)."""
 
 
 class Value(NamedTuple):
     """A value; a correct kernel's is within `rel * |x| + err` of it. `err` None means zero.
 
-    Where `x` is boolean, `err` is 1 where the kernel may have decided otherwise.
+    Where `x` is boolean, `err` is 1 where the kernel may have decided otherwise. `alt`, of values
+    that depend on no data, is what they are without intermediate rounding, if that differs.
     """
 
     x: Array
     rel: float = 0.0
     err: Array = None
+    alt: Array = None
 
     def spread(self) -> Array:
         """The absolute bound, or None if the value is exact."""
@@ -91,8 +96,16 @@ def _round_half_away(a: Array) -> Array:
     return np.trunc(a + np.copysign(0.5, a))
 
 
-def _same(a: Array) -> Array:
-    return a
+def _cast(node: Node) -> Callable[[Array], Array]:
+    wide = _widened(node.dtype) or (node.dynamic and is_float(node.dtype))
+    target = np.dtype(np.float64) if wide else numpy_dtype(node.dtype)
+    return lambda a: np.asarray(a).astype(target)
+
+
+def _reinterpret(node: Node) -> Callable[[Array], Array]:
+    source, target = numpy_dtype(node.args[0].dtype), numpy_dtype(node.dtype)
+    wide = np.dtype(np.float64) if is_float(node.dtype) else target
+    return lambda a: np.asarray(a).astype(source).view(target).astype(wide)
 
 
 _EXACT: dict[str, Callable[..., Array]] = {
@@ -107,62 +120,102 @@ _EXACT: dict[str, Callable[..., Array]] = {
     "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
     "round": _round_half_away, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
-    "popcount": np.bitwise_count, "likely": _same,
+    "popcount": np.bitwise_count, "likely": np.asarray,
 }  # fmt: skip
 _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
     "Div": (_divide, 2.0), "sqrt": (np.sqrt, 2.0), "rsqrt": (lambda a: 1.0 / np.sqrt(a), 4.0),
     "hypot": (np.hypot, 4.0), "ldexp": (lambda a, b: a * np.exp2(b), 1.0),
     "fma": (lambda a, b, c: a * b + c, 1.0),
-    **{
-        name: (function, TRANSCENDENTAL_UNITS)
-        for name, function in {
-            "exp": np.exp, "exp2": np.exp2, "exp10": lambda a: np.power(10.0, a),
-            "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-            "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
-            "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh,
-            "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-            "erf": special.erf, "sigmoid": special.expit, "pow": np.power,
-        }.items()
-    },
+}  # fmt: skip
+_TRANSCENDENTAL: dict[str, Callable[..., Array]] = {
+    "exp": np.exp, "exp2": np.exp2, "exp10": lambda a: np.power(10.0, a), "pow": np.power,
+    "sigmoid": special.expit, "cosh": np.cosh, "acos": np.arccos, "acosh": np.arccosh,
+}  # fmt: skip
+_THROUGH_ZERO: dict[str, Callable[..., Array]] = {
+    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
+    "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh,
+    "tanh": np.tanh, "asinh": np.arcsinh, "atanh": np.arctanh, "erf": special.erf,
 }  # fmt: skip
 _LINEAR = {"Add": np.add, "Sub": np.subtract}
 _LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
-_CHOICE = ("Select", "if_then_else")
-KNOWN = frozenset((*_EXACT, *_ROUNDED, *_LINEAR, *_LOGIC, *_CHOICE, "Mul", "Cast", "reinterpret"))
+_CHOICE = {"Select": np.where, "if_then_else": np.where}
+_TYPED = {"Cast": _cast, "reinterpret": _reinterpret}
+_UNTYPED: dict[str, Callable[..., Array]] = {
+    **_EXACT,
+    **{name: function for name, (function, _) in _ROUNDED.items()},
+    **_TRANSCENDENTAL,
+    **_THROUGH_ZERO,
+    **_LINEAR,
+    **_LOGIC,
+    **_CHOICE,
+    "Mul": np.multiply,
+}
+KNOWN = frozenset((*_UNTYPED, *_TYPED))
 """Every operation `apply` can evaluate."""
 
 
 def apply(node: Node, args: Sequence[Value]) -> Value:
     """The value of one operation (not a leaf) on numpy arrays that broadcast together.
 
-    Loaded floats come as float64 and stay so; arithmetic on loop variables alone is done in the
-    dtype TIR names, and where it ends in an integer or a decision it is exact by definition: a
-    reference that resolved `floor(i * scale)` better than the kernel would read another element.
+    Loaded floats come as float64 and stay so. Arithmetic on loop variables alone is done in the
+    dtype TIR names: a reference that resolved `floor(i * scale)` better than the kernel would read
+    another element. Where contraction to fused multiply-adds may change such a decision, it is in
+    doubt.
     """
+    op = node.op
+    function = _TYPED[op](node) if op in _TYPED else _UNTYPED[op]
+    if node.dynamic:
+        return _bounded(node, function, args, unit_roundoff(node.dtype))
+    if not is_float(node.dtype):
+        x = function(*(arg.x for arg in args))
+        if all(arg.alt is None for arg in args):
+            return Value(x)
+        alt = function(*(arg.x if arg.alt is None else _rounded_as(arg) for arg in args))
+        if np.array_equal(alt, x):
+            return Value(x)
+        return Value(x, 0.0, np.abs(np.subtract(alt, x, dtype=np.float64)), alt)
     # both sides round what does not depend on data, so the two errors add up
-    unit = unit_roundoff(node.dtype) * (1.0 if node.dynamic else 2.0)
+    value = _bounded(node, function, args, 2.0 * unit_roundoff(node.dtype))
+    alt = function(*(_unrounded(arg) for arg in args))
+    return value if np.array_equal(alt, value.x) else value._replace(alt=alt)
+
+
+def _rounded_as(arg: Value) -> Array:
+    return np.asarray(arg.alt).astype(np.asarray(arg.x).dtype)
+
+
+def _unrounded(arg: Value) -> Array:
+    x = np.asarray(arg.x if arg.alt is None else arg.alt)
+    return x.astype(np.float64) if x.dtype.kind == "f" else x
+
+
+def _bounded(
+    node: Node, function: Callable[..., Array], args: Sequence[Value], unit: float
+) -> Value:
     op = node.op
     if op == "Mul":
         return _multiply(args[0], args[1], unit)
     if op in _LINEAR:
-        spreads = [s for s in (arg.spread() for arg in args) if s is not None]
-        return Value(_LINEAR[op](args[0].x, args[1].x), unit, sum(spreads) if spreads else None)
+        spreads = [spread for spread in (arg.spread() for arg in args) if spread is not None]
+        return Value(function(args[0].x, args[1].x), unit, sum(spreads) if spreads else None)
     if op in _CHOICE:
         return _choose(*args)
     if op in _LOGIC:
         doubts = [arg.err for arg in args if arg.err is not None]
-        x = _LOGIC[op](*(arg.x for arg in args))
-        return Value(x, 0.0, sum(doubts).clip(0, 1) if doubts else None)
+        x = function(*(arg.x for arg in args))
+        return Value(x, 0.0, np.clip(sum(doubts), 0, 1) if doubts else None)
     if op == "Cast":
-        return _cast(node, args[0], unit)
-    if op == "reinterpret":
-        source, target = numpy_dtype(node.args[0].dtype), numpy_dtype(node.dtype)
-        wide = np.float64 if _widened(node.dtype) or is_float(node.dtype) else target
-        return _through(
-            node, lambda a: np.asarray(a).astype(source).view(target).astype(wide), args, 0.0
-        )
-    function, units = _ROUNDED[op] if op in _ROUNDED else (_EXACT[op], 0.0)
-    return _through(node, function, args, units * unit)
+        return _convert(node, function, args[0], unit)
+    if op in _ROUNDED:
+        return _through(function, args, _ROUNDED[op][1] * unit)
+    if op in _TRANSCENDENTAL:
+        return _through(function, args, TRANSCENDENTAL_UNITS * unit)
+    if op in _THROUGH_ZERO:
+        value = _through(function, args, TRANSCENDENTAL_UNITS * unit)
+        slack = ZERO_CROSSING_UNITS * unit
+        return value._replace(err=slack if value.err is None else value.err + slack)
+    return _through(function, args, 0.0)
 
 
 def _multiply(a: Value, b: Value, unit: float) -> Value:
@@ -178,59 +231,51 @@ def _multiply(a: Value, b: Value, unit: float) -> Value:
 
 def _choose(condition: Value, then: Value, other: Value) -> Value:
     x = np.where(condition.x, then.x, other.x)
-    rel = max(then.rel, other.rel)
     err = None
     if then.err is not None or other.err is not None:
-        err = np.where(
-            condition.x,
-            0.0 if then.err is None else then.err,
-            0.0 if other.err is None else other.err,
-        )
+        sides = (0.0 if side.err is None else side.err for side in (then, other))
+        err = np.where(condition.x, *sides)
     if condition.err is not None:
         gap = np.abs(np.subtract(then.x, other.x, dtype=np.float64))
-        for side in (then.spread(), other.spread()):
-            gap = gap if side is None else gap + side
+        for spread in (then.spread(), other.spread()):
+            gap = gap if spread is None else gap + spread
         err = np.where(condition.err > 0, gap, 0.0 if err is None else err)
-    return Value(x, rel, err)
+    return Value(x, max(then.rel, other.rel), err)
 
 
-def _cast(node: Node, arg: Value, unit: float) -> Value:
-    if not is_float(node.dtype):
-        target = numpy_dtype(node.dtype)
-        if is_float(node.args[0].dtype):
-            return _through(node, lambda a: np.asarray(a).astype(target), (arg,), 0.0)
-        return Value(np.asarray(arg.x).astype(target), 0.0, arg.err)
-    widens = unit <= unit_roundoff(node.args[0].dtype) and is_float(node.args[0].dtype)
-    exact = node.args[0].dtype == "bool" or widens
-    wide = node.dynamic or _widened(node.dtype)
-    x = np.asarray(arg.x).astype(np.float64 if wide else node.dtype)
-    return Value(x, arg.rel + (0.0 if exact else unit), arg.err)
+def _convert(node: Node, function: Callable[..., Array], arg: Value, unit: float) -> Value:
+    source = node.args[0].dtype
+    if is_float(source) and not is_float(node.dtype):
+        return _through(function, [arg], 0.0)
+    exact = unit_roundoff(node.dtype) <= unit_roundoff(source) if is_float(source) else not unit
+    return Value(function(arg.x), arg.rel + (0.0 if exact or source == "bool" else unit), arg.err)
 
 
-def _through(
-    node: Node, function: Callable[..., Array], args: Sequence[Value], rel: float
-) -> Value:
-    """The generic rule: how far the result moves when each argument moves to its interval's ends.
-
-    An integer that may be wrong has no such ends: what is computed from it is unknown (inf).
-    """
+def _through(function: Callable[..., Array], args: Sequence[Value], rel: float) -> Value:
+    """The generic rule: how far the result moves when each argument moves to its interval's ends."""
     values = [arg.x for arg in args]
     x = function(*values)
-    if not is_float(node.dtype) and not node.dynamic:
-        return Value(x)
     err = None
     for position, arg in enumerate(args):
         spread = arg.spread()
         if spread is None:
             continue
-        if np.asarray(arg.x).dtype.kind == "f":
-            moved = np.zeros(())
-            for end in (arg.x + spread, arg.x - spread):
-                at_end = function(*values[:position], end, *values[position + 1 :])
-                step = np.abs(np.subtract(at_end, x, dtype=np.float64))
-                # fmax: an end outside the function's domain says nothing
-                moved = np.fmax(moved, np.where(np.equal(at_end, x), 0.0, step))
-        else:
-            moved = np.where(spread > 0, np.inf, 0.0)
+        moved: Array = np.zeros(())
+        for end in _ends(np.asarray(arg.x), np.asarray(spread)):
+            at_end = function(*values[:position], end, *values[position + 1 :])
+            step = np.abs(np.subtract(at_end, x, dtype=np.float64))
+            # fmax: an end outside the function's domain says nothing; equal: two infinities are
+            moved = np.fmax(moved, np.where(np.equal(at_end, x), 0.0, step))
+        if np.asarray(arg.x).dtype.kind != "f":
+            moved = np.where(np.isinf(spread), np.inf, moved)
         err = moved if err is None else err + moved
     return Value(x, rel, err)
+
+
+def _ends(x: Array, spread: Array) -> tuple[Array, ...]:
+    if x.dtype.kind == "f":
+        return x + spread, x - spread
+    if x.dtype.kind == "b":
+        return (x ^ (spread > 0),)
+    step = np.minimum(spread, np.iinfo(x.dtype).max // 2).astype(x.dtype)
+    return x + step, x - step

@@ -86,7 +86,8 @@ class Reference:
             else:
                 unit, tiny = unit_roundoff(dtype), float(np.finfo(np.float32).tiny)
                 bounds = spread + (unit * np.abs(value.x) + tiny if unit else 0.0)
-                bounds = np.where(np.isnan(bounds), np.inf, bounds)
+                # where the reference is not a number, neither may the kernel be one
+                bounds = np.where(np.isnan(bounds), np.where(np.isnan(value.x), 0, np.inf), bounds)
             return Points(np.asarray(value.x).astype(numpy_dtype(dtype)), bounds)
 
     def cost_points(self, output: int) -> int:
@@ -95,8 +96,8 @@ class Reference:
         Shared reads (a row's mean) are counted once for each element, so it is an upper bound.
         """
         costs: list[int] = []
-        for stage in self._program.stages:
-            costs.append(stage.steps)
+        for stage, order in zip(self._program.stages, self._orders, strict=True):
+            costs.append(stage.steps * order.step_cost)
             for node in topological((*stage.init, *stage.update)):
                 if node.op == "load" and node.data.kind == "stage":
                     leaves = topological(node.args)

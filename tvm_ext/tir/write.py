@@ -14,7 +14,18 @@ from tvm_ext.tvm_api import PrimFunc, ScheduleError, mark_scheduled
 
 Rule = Callable[[Prepared, TilePlan], None]
 
-RULES: dict[str, Rule] = {"tile": write_tile, "rows": write_rows, "flat": write_flat}
+
+
+def _write_nothing(prepared: Prepared, plan: TilePlan) -> None:
+    """The `loose` rule: no stage is tiled, all are written loosely."""
+
+
+RULES: dict[str, Rule] = {
+    "tile": write_tile,
+    "rows": write_rows,
+    "flat": write_flat,
+    "loose": _write_nothing,
+}
 
 
 def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
@@ -35,7 +46,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
         )
     try:
         RULES[plan.rule](prepared, plan)
-        named = {plan.anchor, *(entry.stage for entry in plan.attach if entry.level != "root")}
+        anchored = set() if plan.rule == "loose" else {plan.anchor}
+        named = {*anchored, *(entry.stage for entry in plan.attach if entry.level != "root")}
         for index in range(len(prepared.blocks)):
             if index not in named:
                 write_loose(prepared, index, plan)

@@ -1,0 +1,28 @@
+"""`Normalise`: the tidy form every later pass expects: dataflow blocks, inference operators only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext.tvm_api import IRModule, relax, tvm
+
+
+@tvm.transform.module_pass(opt_level=0, name="Normalise")
+@dataclass(frozen=True)
+class Normalise:
+    """Dataflow blocks everywhere (FuseOps sees nothing else), batch norm taken apart, common
+    subexpressions once, dead code gone."""
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The tidy module; its meaning is unchanged."""
+        transform = relax.transform
+        return tvm.transform.Sequential(
+            [
+                transform.ConvertToDataflow(),
+                transform.CanonicalizeBindings(),
+                transform.DecomposeOpsForInference(),
+                transform.EliminateCommonSubexpr(),
+                transform.DeadCodeElimination(),
+            ]
+        )(mod)

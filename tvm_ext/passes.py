@@ -1,0 +1,122 @@
+"""What other people's flows import: every pass by itself, and the whole way as one pipeline.
+
+    mod = tvm_ext.passes.ChannelsLast()(mod)
+    exe = tvm.compile(mod, target, relax_pipeline="tvm_ext")
+
+The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then TVM's own lowering.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext.graph.channels_last import ChannelsLast
+from tvm_ext.graph.fuse import Fuse
+from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.normalise import Normalise
+from tvm_ext.hardware import resolve
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.planner import Planned, Task, make_task, plan_task
+from tvm_ext.records import Database
+from tvm_ext.tvm_api import PASS_CONFIG, IRModule, PrimFunc, Target, is_scheduled, relax, tvm
+
+__all__ = [
+    "PASS_CONFIG",
+    "ChannelsLast",
+    "Fuse",
+    "Legalise",
+    "Normalise",
+    "Plan",
+    "graph_passes",
+    "lowering_passes",
+    "pipeline",
+]
+
+
+def graph_passes(hardware: HardwareModel) -> list[Any]:
+    """From a Relax module to one with a PrimFunc per group, none of them scheduled."""
+    return [Normalise(), ChannelsLast(), Normalise(), Legalise(hardware), Fuse()]
+
+
+def lowering_passes() -> list[Any]:
+    """TVM's own passes from call_tir to VM instructions (its CPU pipeline's last two phases)."""
+    transform = relax.transform
+    return [
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+        transform.LowerAllocTensor(),
+        transform.KillAfterLastUse(),
+        transform.LowerRuntimeBuiltin(),
+        transform.ComputePrimValue(),
+        transform.VMShapeLower(),
+        transform.AttachGlobalSymbol(),
+    ]
+
+
+@tvm.transform.module_pass(opt_level=0, name="Plan")
+@dataclass(frozen=True)
+class Plan:
+    """Schedules every PrimFunc that no pass has scheduled yet: from the log where it has a record,
+    else by the analytical picker. Nothing is measured.
+
+    hardware  the machine; by default that of the current target
+    log       path of a tuning log, or None
+    """
+
+    hardware: HardwareModel | None = None
+    log: str | None = None
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module with scheduled functions."""
+        hardware = self.hardware or resolve(Target.current(allow_none=False))
+        database = Database.open(self.log) if self.log else None
+        planned = [plan_task(task, hardware, database) for task in tasks_of(mod).values()]
+        return apply_plans(mod, {entry.task.name: entry for entry in planned})
+
+
+def tasks_of(mod: IRModule) -> dict[str, Task]:
+    """The unscheduled functions of a module as tasks, by name, with their number of calls."""
+    calls: Counter[str] = Counter()
+
+    def count(node: Any) -> None:
+        if isinstance(node, tvm.ir.Call) and str(getattr(node.op, "name", "")) == "relax.call_tir":
+            calls[str(node.args[0].name_hint)] += 1
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, count)
+    return {
+        str(variable.name_hint): make_task(function, str(variable.name_hint), calls[str(variable.name_hint)])
+        for variable, function in mod.functions.items()
+        if isinstance(function, PrimFunc) and not is_scheduled(function)
+    }
+
+
+def apply_plans(mod: IRModule, planned: dict[str, Planned]) -> IRModule:
+    """The module with each planned function in place of the unscheduled one."""
+    result = mod.clone()
+    for variable in mod.get_global_vars():
+        if variable.name_hint in planned:
+            result.update_func(variable, planned[variable.name_hint].func)
+    return result
+
+
+@relax.register_pipeline("tvm_ext")
+def pipeline(log: str | None = None) -> Any:
+    """The whole way as one pass, for `tvm.compile(mod, target, relax_pipeline="tvm_ext")`.
+
+    The machine follows from the target. Compile under `PassContext(config=PASS_CONFIG)` so that
+    tails become loops of their own; without it they carry predicates, slower but as right.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
+    def run(mod: IRModule, _: Any) -> IRModule:
+        hardware = resolve(Target.current(allow_none=False))
+        passes = [*graph_passes(hardware), Plan(hardware, log), *lowering_passes()]
+        return tvm.transform.Sequential(passes)(mod)
+
+    return run

@@ -1,0 +1,159 @@
+"""From a group to its scheduled kernel: a record if there is one, else the picker, else a fallback.
+
+Never aborts and never is silently slow: a plan that TVM refuses, or whose kernel is wrong, gives
+way to the next one, and the group says so in its report line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tvm_ext.errors import PlanError
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker import pick
+from tvm_ext.records import Database
+from tvm_ext.records.manifest import Group
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tir import prepare, signature, write
+from tvm_ext.tvm_api import PrimFunc
+
+PICKED = 3
+"""Plans of the picker that are tried before the loose form."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A distinct group: what it computes, by signature, and where it occurs."""
+
+    func: PrimFunc
+    graph: TileGraph | None
+    signature: str
+    name: str
+    calls: int = 1
+
+    @property
+    def kind(self) -> str:
+        """The operators of the group, `conv2d+add+relu`."""
+        return self.name.removeprefix("fused_").rstrip("0123456789").replace("_", "+")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a group."""
+
+    source: str
+    plan: TilePlan | None
+    bound: str = ""
+    predicted_us: float = 0.0
+    measured_us: float = 0.0
+
+
+@dataclass
+class Planned:
+    """A task with the kernel chosen for it, and the options not tried yet."""
+
+    task: Task
+    func: PrimFunc
+    option: Option
+    rest: list[Option]
+    reasons: list[str] = field(default_factory=list)
+    verified: bool = False
+
+    @property
+    def tir_hash(self) -> str:
+        """Twelve hex digits over the scheduled function's text."""
+        return hash_text(self.func.without_attr("global_symbol").script())
+
+    def group(self) -> Group:
+        """The report line."""
+        graph = self.task.graph
+        return Group(
+            name=self.task.name,
+            kind=self.task.kind,
+            signature=self.task.signature,
+            source=self.option.source,
+            plan=self.option.plan,
+            bound=self.option.bound,
+            predicted_us=round(self.option.predicted_us, 2),
+            measured_us=round(self.option.measured_us, 2),
+            flops=graph.flops if graph else 0.0,
+            io_bytes=graph.io_bytes if graph else 0,
+            calls=self.task.calls,
+            verified=self.verified,
+            fallback=tuple(self.reasons),
+        )
+
+
+def hash_text(text: str) -> str:
+    """Twelve hex digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
+    """The task of an unscheduled function."""
+    mark = signature(func)
+    prepared = prepare(func, mark)
+    return Task(func, prepared.graph if prepared else None, mark, name, calls)
+
+
+def options(task: Task, hardware: HardwareModel, database: Database | None) -> Iterator[Option]:
+    """Ways to run the task, best first: record, picker, loose, untouched."""
+    if database is not None:
+        record = database.best(task.signature, hardware.fingerprint())
+        if record is not None:
+            yield Option("log", record.plan, measured_us=record.best_us)
+    if task.graph is not None:
+        for candidate in pick(task.graph, hardware, PICKED):
+            yield Option(
+                "picker",
+                candidate.plan,
+                candidate.estimate.bound,
+                candidate.estimate.latency_us,
+            )
+        yield Option("loose", loose_plan(hardware))
+    yield Option("none", None)
+
+
+def loose_plan(hardware: HardwareModel) -> TilePlan:
+    """The plan that tiles nothing: outer loops in parallel, inner ones in vectors where legal."""
+    return TilePlan(
+        rule="loose",
+        anchor=0,
+        tiles=(LevelTile("core", Tile(())),),
+        order=(),
+        parallel=1,
+        lanes=hardware.lanes(4),
+    )
+
+
+def choose(task: Task, rest: list[Option], reasons: list[str] | None = None) -> Planned:
+    """The first option that can be written; why others could not be is kept."""
+    reasons = [] if reasons is None else reasons
+    for place, option in enumerate(rest):
+        if option.plan is None:
+            if task.graph is None:
+                reasons.append("structure: no blocks with static extents")
+            return Planned(task, task.func, option, [], reasons)
+        try:
+            func = write(task.func, option.plan)
+        except PlanError as error:
+            reasons.append(f"{option.source} plan, {error.reason}: {error}")
+            continue
+        return Planned(task, func, option, rest[place + 1 :], reasons)
+    raise AssertionError("the list of options ends with the untouched function")
+
+
+def plan_task(task: Task, hardware: HardwareModel, database: Database | None = None) -> Planned:
+    """The kernel for a task."""
+    return choose(task, list(options(task, hardware, database)))
+
+
+def next_option(planned: Planned, reason: str) -> Planned:
+    """The next kernel for a task whose present one failed for `reason`."""
+    note = f"{planned.option.source} plan, {reason}"
+    return choose(planned.task, planned.rest, [*planned.reasons, note])
+

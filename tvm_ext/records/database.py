@@ -1,0 +1,156 @@
+"""`Database`: a tuning log in memory, and the way to add to it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from tvm_ext.errors import LogError
+from tvm_ext.records.files import CorruptLine, append, errors_named, file_for, log_files, prepare
+from tvm_ext.records.record import Record, decode_line, encode_line
+from tvm_ext.tile.plan import TilePlan
+
+
+class Database:
+    """The records of a folder of `.jsonl` files or of one such file. Open it with `open`.
+
+    Queries answer from what was read by `open`, `append` and `reload`. Lines that hold no usable
+    record are listed in `corrupt` and stay where they are.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._cursors: dict[Path, _Cursor] = {}
+        self._records: list[Record] = []
+        self._by_task: dict[tuple[str, str], list[Record]] = defaultdict(list)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], create: bool = False) -> Database:
+        """Read the log at `path`; `create=True` makes an empty one if there is none, and sees that
+        it can be written. LogError if there is none, or it cannot be read or written."""
+        database = cls(Path(path))
+        if create:
+            prepare(database.root)
+        elif not database.root.exists():
+            raise LogError(f"no tuning log at {path}; tune a model with this log to make one")
+        database.reload()
+        return database
+
+    @property
+    def corrupt(self) -> tuple[CorruptLine, ...]:
+        """The lines read so far that hold no usable record, in file and line order."""
+        return tuple(line for cursor in self._cursors.values() for line in cursor.corrupt)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records to the log, in one locked write and fsync per file, and read them back.
+
+        LogError if they cannot be written; what was in the log is unharmed then.
+        """
+        lines: dict[Path, list[bytes]] = defaultdict(list)
+        for record in records:
+            lines[file_for(self.root, record)].append(encode_line(record))
+        for path, batch in lines.items():
+            append(path, b"".join(batch))
+        self.reload()
+
+    def reload(self) -> None:
+        """Read what was added since, by this process or others. A file that was replaced or cut
+        short makes everything be read again."""
+        with errors_named(self.root):
+            paths = log_files(self.root)
+            if any(cursor.stale() for cursor in self._cursors.values()):
+                self._cursors.clear()
+                self._records.clear()
+                self._by_task.clear()
+            for path in paths:
+                cursor = self._cursors.setdefault(path, _Cursor(path))
+                for record in cursor.read():
+                    self._records.append(record)
+                    self._by_task[record.task.signature, record.hardware].append(record)
+
+    def records(self, signature: str | None = None, fingerprint: str | None = None) -> list[Record]:
+        """The records of one task, of one machine, of both, or all of them, in log order."""
+        if signature is not None and fingerprint is not None:
+            return list(self._by_task.get((signature, fingerprint), ()))
+        return [
+            record
+            for record in self._records
+            if signature in (None, record.task.signature) and fingerprint in (None, record.hardware)
+        ]
+
+    def best(self, signature: str, fingerprint: str) -> Record | None:
+        """The working plan with the lowest median latency, the earliest of equals; None without."""
+        working = [record for record in self.records(signature, fingerprint) if record.ok]
+        return min(working, key=lambda record: record.best_us, default=None)
+
+    def measured(self, signature: str, fingerprint: str) -> dict[TilePlan, Record]:
+        """The best record of every plan tried, failures included, so that none is tried again."""
+        found: dict[TilePlan, Record] = {}
+        for record in self.records(signature, fingerprint):
+            known = found.get(record.plan)
+            if known is None or record.best_us < known.best_us:
+                found[record.plan] = record
+        return found
+
+    def hardware(self, signature: str | None = None) -> dict[str, tuple[str, int]]:
+        """Name and number of records of every machine in the log (of one task, if given), by
+        fingerprint."""
+        found: dict[str, tuple[str, int]] = {}
+        for record in self.records(signature):
+            name, count = found.get(record.hardware, (record.hardware_name, 0))
+            found[record.hardware] = (name, count + 1)
+        return found
+
+
+class _Cursor:
+    """How far one file has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = 0
+        self._offset = 0
+        self._lines = 0
+        self._settled: list[CorruptLine] = []
+        self._torn: list[CorruptLine] = []
+
+    @property
+    def corrupt(self) -> list[CorruptLine]:
+        return self._settled + self._torn
+
+    def stale(self) -> bool:
+        """Whether the file is no longer the one read, or shorter than what was read of it."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return True
+        return status.st_ino != self._inode or status.st_size < self._offset
+
+    def read(self) -> list[Record]:
+        """The records added since the last call. A last line without its end, which its writer
+        may still be at, is read again next time unless it is whole already."""
+        with self.path.open("rb") as file:
+            self._inode = os.fstat(file.fileno()).st_ino
+            file.seek(self._offset)
+            *whole, rest = file.read().split(b"\n")
+        self._torn = []
+        found: list[Record] = []
+        for line in whole:
+            self._lines += 1
+            self._offset += len(line) + 1
+            if line.strip():
+                self._take(line, self._lines, found, self._settled)
+        if rest and self._take(rest, self._lines + 1, found, self._torn):
+            self._offset += len(rest)
+        return found
+
+    def _take(
+        self, line: bytes, number: int, found: list[Record], corrupt: list[CorruptLine]
+    ) -> bool:
+        try:
+            found.append(decode_line(line))
+        except LogError as error:
+            corrupt.append(CorruptLine(self.path, number, str(error)))
+            return False
+        return True

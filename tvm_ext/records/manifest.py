@@ -1,0 +1,78 @@
+"""The manifest: what a compiled artifact says of itself. It travels inside the artifact."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tvm_ext.errors import ArtifactError
+from tvm_ext.tile.plan import TilePlan
+
+MANIFEST_VERSION = 1
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """An input or output: its name in the model, numpy dtype and static shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One kernel of the artifact and how it came about.
+
+    source    `log` (a record), `picker` (the analytical model), `loose` (parallel and vector loops
+              only), or `none` (as TVM wrote it)
+    bound     the roof the model expects: `compute` or a memory level
+    fallback  why better plans were not used, one reason each, in the order they were tried
+    """
+
+    name: str
+    kind: str
+    signature: str
+    source: str
+    plan: TilePlan | None = None
+    bound: str = ""
+    predicted_us: float = 0.0
+    measured_us: float = 0.0
+    flops: float = 0.0
+    io_bytes: int = 0
+    calls: int = 1
+    verified: bool = False
+    fallback: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """An artifact's inputs and outputs, kernels, target and origin."""
+
+    version: int
+    model: str
+    hardware: str
+    hardware_name: str
+    target: str
+    num_threads: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    groups: tuple[Group, ...]
+    code_hash: str
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The manifest written by `encode_manifest`. Raises ArtifactError for anything else."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"artifact manifest: {error}; compile the model again") from error
+    if manifest.version > MANIFEST_VERSION:
+        raise ArtifactError(
+            f"artifact manifest: version {manifest.version}, this tvm_ext reads up to "
+            f"{MANIFEST_VERSION}; upgrade tvm_ext"
+        )
+    return manifest

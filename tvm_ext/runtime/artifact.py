@@ -1,0 +1,93 @@
+"""Artifacts: one shared library that stock TVM loads, the manifest inside it as a function."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import ArtifactError
+from tvm_ext.records.manifest import Manifest, decode_manifest, encode_manifest
+from tvm_ext.tvm_api import IRModule, relax, tvm
+
+MANIFEST_FUNCTION = "tvm_ext_manifest"
+
+
+def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
+    """The module with a function that returns the manifest's JSON as a uint8 tensor."""
+    data = np.frombuffer(encode_manifest(manifest), dtype="uint8")
+    builder = relax.BlockBuilder(mod)
+    with builder.function(MANIFEST_FUNCTION, []):
+        builder.emit_func_output(relax.const(data))
+    return builder.finalize()
+
+
+def export(executable: Any, path: Path, manifest: Manifest) -> Path:
+    """Links the executable into `path`, whole or not at all.
+
+    Raises ArtifactError if the folder is missing or not writable, the disk is full, or no C
+    compiler is there to link.
+    """
+    if path.suffix != ".so":
+        raise ArtifactError(f"artifact {path}: must end in .so; try {path.with_suffix('.so')}")
+    if not path.parent.is_dir():
+        raise ArtifactError(f"artifact {path}: folder {path.parent} does not exist; create it")
+    linker = _linker(manifest)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
+            built = Path(folder) / path.name
+            executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
+            os.replace(built, path)
+    except OSError as error:
+        raise ArtifactError(f"artifact {path}: {error.strerror or error}; nothing written") from error
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"artifact {path}: linking failed: {_last_line(error)}; nothing written"
+        ) from error
+    return path
+
+
+def load_artifact(path: Path) -> tuple[Any, Manifest]:
+    """The executable and manifest of an artifact. Raises ArtifactError if it is not one."""
+    if not path.is_file():
+        raise ArtifactError(f"artifact {path}: no such file")
+    try:
+        module = tvm.runtime.load_module(str(path.resolve()))
+    except Exception as error:
+        raise ArtifactError(
+            f"artifact {path}: not a shared library this machine can load: {_last_line(error)}"
+        ) from error
+    try:
+        machine = relax.VirtualMachine(module, tvm.cpu())
+        data = machine[MANIFEST_FUNCTION]().numpy().tobytes()
+    except Exception as error:
+        raise ArtifactError(
+            f"artifact {path}: holds no tvm_ext model; make one with tvm_ext.compile(...).save(path)"
+        ) from error
+    return module, decode_manifest(data)
+
+
+def _linker(manifest: Manifest) -> Any:
+    """TVM's linking helper with a compiler that exists; the host's own, or a cross compiler."""
+    from tvm.support import cc
+
+    arm = "aarch64" in manifest.target
+    names = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++") if arm else ("g++", "gcc", "cc", "clang")
+    if arm and os.uname().machine == "aarch64":
+        names = ("g++", "gcc", "cc", "clang")
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return cc.cross_compiler(found, options=["-shared", "-fPIC"])
+    raise ArtifactError(
+        f"artifact: linking needs a C compiler, none of {', '.join(names)} was found; install gcc"
+    )
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

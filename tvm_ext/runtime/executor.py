@@ -1,0 +1,119 @@
+"""`Compiled`: a model ready to run, from a fresh compile or a loaded artifact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_ext.errors import InputError
+from tvm_ext.runtime.artifact import export
+from tvm_ext.records.manifest import Manifest, TensorInfo
+from tvm_ext.tvm_api import relax, tvm
+
+
+class Compiled:
+    """A compiled model. Call it with a dict of arrays by name, or with arrays in model order."""
+
+    def __init__(self, executable: Any, manifest: Manifest) -> None:
+        self._executable = executable
+        self.manifest = manifest
+        self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        self._main = self._machine["main"]
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """What the model takes, in order."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """What the model returns, in order."""
+        return self.manifest.outputs
+
+    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+        """Runs the model once. Raises InputError for a wrong name, count, dtype or shape."""
+        tensors = [tvm.runtime.tensor(array) for array in self.bind(*arrays, **named)]
+        result = self._main(*tensors)
+        values = [result] if hasattr(result, "numpy") else list(result)
+        return [value.numpy() for value in values]
+
+    def bind(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+        """The inputs as contiguous arrays in model order, checked."""
+        given: dict[str, Any] = dict(named)
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            given |= arrays[0]
+            arrays = ()
+        names = [info.name for info in self.inputs]
+        if len(arrays) > len(names):
+            raise InputError(
+                f"inputs: {len(arrays)} given, the model takes {len(names)}: {', '.join(names)}"
+            )
+        given |= dict(zip(names, arrays, strict=False))
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise InputError(
+                f"input {unknown[0]!r}: the model has no such input; it takes {', '.join(names)}"
+            )
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise InputError(f"input {missing[0]!r}: not given; the model takes {', '.join(names)}")
+        return [_checked(info, given[info.name]) for info in self.inputs]
+
+    def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
+        """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
+        import time
+
+        tensors = [tvm.runtime.tensor(array) for array in self.bind(*arrays, **named)]
+        self._main(*tensors)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self._main(*tensors)
+            times.append(time.perf_counter() - start)
+        return times
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes one shared library that stock TVM loads. Raises ArtifactError."""
+        return export(self._executable, Path(path), self.manifest)
+
+    @property
+    def report(self) -> Report:
+        """Every kernel with its plan, its bound and its fallback."""
+        return Report(self.manifest)
+
+
+class Report:
+    """A readable view of a manifest: `print(compiled.report)`."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    def __str__(self) -> str:
+        from tvm_ext.report.groups import groups_text
+
+        return groups_text(self.manifest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest as plain data, ready for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self.manifest)
+        return plain
+
+
+def _checked(info: TensorInfo, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if str(array.dtype) != info.dtype:
+        raise InputError(
+            f"input {info.name!r}: dtype {array.dtype}, the model takes {info.dtype}; "
+            f"convert it with .astype({info.dtype!r})"
+        )
+    if array.shape != info.shape:
+        raise InputError(
+            f"input {info.name!r}: shape {array.shape}, the model was compiled for {info.shape}; "
+            "compile again with other shapes"
+        )
+    return np.ascontiguousarray(array)

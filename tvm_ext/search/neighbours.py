@@ -1,0 +1,75 @@
+"""Plans one step away from a plan. Legality is the writer's business: it raises PlanError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import LevelTile, TilePlan
+
+
+def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
+    """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
+    node = graph.nodes[plan.anchor]
+    seen = {plan}
+    for other in (*_resized(node, plan), *_reordered(node, plan), *_narrowed(plan)):
+        if other not in seen:
+            seen.add(other)
+            yield other
+
+
+def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+    """One extent of one level up or down: doubled, halved, or by one vector or row."""
+    for place, entry in enumerate(plan.tiles):
+        if len(entry.tile.extents) != len(node.axes):
+            continue
+        for axis, extent in enumerate(entry.tile.extents):
+            step = plan.lanes if extent % plan.lanes == 0 and plan.lanes > 1 else 1
+            for size in (extent * 2, extent // 2, extent + step, extent - step):
+                if size == extent or not 1 <= size <= node.axes[axis].extent:
+                    continue
+                tiles = list(plan.tiles)
+                tiles[place] = LevelTile(entry.level, _with(entry.tile, axis, size))
+                yield _settled(node, msgspec.structs.replace(plan, tiles=tuple(tiles)))
+
+
+def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
+    """The plan with fields that follow from its tiles brought in line."""
+    if plan.rule != "tile":
+        return plan
+    register, core = plan.at("register"), plan.at("core")
+    unroll = 1
+    for axis in node.reduce:
+        unroll *= register.extents[axis]
+    counts = core.counts(node.axes)
+    grid = [axis for axis in plan.order if axis in node.space]
+    used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
+    parallel = used[-1] + 1 if used else 0
+    return msgspec.structs.replace(plan, unroll=unroll, parallel=parallel)
+
+
+def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+    """Two neighbouring axes of one kind change places."""
+    if plan.rule != "tile":
+        return
+    for place in range(len(plan.order) - 1):
+        first, second = plan.order[place : place + 2]
+        if node.axes[first].kind == node.axes[second].kind:
+            order = list(plan.order)
+            order[place : place + 2] = [second, first]
+            yield _settled(node, msgspec.structs.replace(plan, order=tuple(order)))
+
+
+def _narrowed(plan: TilePlan) -> Iterator[TilePlan]:
+    """Half the lanes, or one core instead of all (and back)."""
+    if plan.lanes > 4:
+        yield msgspec.structs.replace(plan, lanes=plan.lanes // 2)
+    if plan.rule != "tile":
+        yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
+
+
+def _with(tile: Tile, axis: int, size: int) -> Tile:
+    return Tile((*tile.extents[:axis], size, *tile.extents[axis + 1 :]))

@@ -1,0 +1,302 @@
+"""`tune`: measures the picker's best plans and their neighbours, task by task, into a log.
+
+The picker's first plan of every task is measured before anything else, so the result never starts
+behind the tuning-free one; a plan replaces it only if it is faster in a final run of the two side by
+side. Every batch is on disk before the next one starts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+import tvm_ext
+from tvm_ext.errors import PlanError
+from tvm_ext.flow import Lowered, Shapes, assemble, lower, plan_all
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
+from tvm_ext.measure.inputs import make_inputs
+from tvm_ext.picker import pick
+from tvm_ext.planner import Task, hash_text
+from tvm_ext.records import Database, Record, RecordFailure, TaskKey
+from tvm_ext.runtime.executor import Compiled
+from tvm_ext.search import neighbours
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir import Reference, write
+from tvm_ext.tir.compare import choose
+from tvm_ext.tvm_api import PASS_CONFIG, PrimFunc, Target, tvm_version
+from tvm_ext.verify import arguments_of, point_count
+
+BATCH = 4
+PICKED = 12
+"""Plans of the picker that are queued for a task; neighbours of the best follow."""
+MARGIN = 0.98
+"""A plan must beat the picker's by this factor to replace it: less is noise."""
+
+
+@dataclass
+class Progress:
+    """One task while it is tuned."""
+
+    task: Task
+    first: TilePlan
+    predicted_us: float
+    roof_us: float
+    queue: list[TilePlan] = field(default_factory=list)
+    tried: dict[TilePlan, float] = field(default_factory=dict)
+    expanded: set[TilePlan] = field(default_factory=set)
+    trials: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def best(self) -> TilePlan:
+        """The fastest plan so far."""
+        working = {plan: us for plan, us in self.tried.items() if us < float("inf")}
+        return min(working, key=lambda plan: working[plan]) if working else self.first
+
+    @property
+    def best_us(self) -> float:
+        """Latency of the fastest plan so far; infinite before the first one."""
+        return min(self.tried.values(), default=float("inf"))
+
+    @property
+    def gain_us(self) -> float:
+        """What is left to gain over the whole model, by the roofline and the trials spent."""
+        gap = max(0.0, self.best_us - self.roof_us) if self.tried else self.predicted_us
+        return self.task.calls * gap / (1 + self.trials / BATCH)
+
+
+Watch = Callable[[list[Progress], int], None]
+
+
+def tune(
+    model: Any,
+    target: Any = "cpu",
+    *,
+    trials: int = 200,
+    log: str | os.PathLike[str] = "tuning_logs",
+    time_budget_s: float | None = None,
+    seed: int = 0,
+    shapes: Shapes | None = None,
+    num_threads: int | None = None,
+    watch: Watch | None = None,
+) -> Compiled:
+    """Compiles with measured plans. Ctrl-C ends the search; the best so far is compiled.
+
+    trials         measurements in all for this model, those already in the log included
+    log            folder or .jsonl file; what it holds for this machine is not measured again
+    time_budget_s  stop measuring after so many seconds
+    watch          called after every batch with the tasks and the number of trials done
+
+    Raises what `compile` raises, and LogError if the log cannot be written.
+    """
+    deadline = time.monotonic() + (time_budget_s or float("inf"))
+    lowered = lower(model, target, shapes, num_threads)
+    database = Database.open(log, create=True)
+    tuner = Tuner(lowered, database, seed, watch or (lambda _tasks, _done: None))
+    try:
+        tuner.run(trials, deadline)
+    except KeyboardInterrupt:
+        tuner.interrupted = True
+    finally:
+        tuner.close()
+    planned = plan_all(lowered, database)
+    return assemble(lowered, planned, (*lowered.notes, *tuner.notes()), verify=True)
+
+
+class Tuner:
+    """The measuring loop over all tasks of a model."""
+
+    def __init__(self, lowered: Lowered, database: Database, seed: int, watch: Watch) -> None:
+        self.hardware: HardwareModel = lowered.hardware
+        self.database = database
+        self.seed = seed
+        self.watch = watch
+        self.interrupted = False
+        self._random = random.Random(seed)
+        self._measurer = Measurer(lowered.hardware.target, lowered.hardware.cores)
+        self._checks: dict[str, tuple[OutputCheck, ...]] = {}
+        self.tasks = [
+            progress
+            for task in lowered.distinct.values()
+            if (progress := self._start(task)) is not None
+        ]
+
+    @property
+    def done(self) -> int:
+        """Trials spent, those found in the log included."""
+        return sum(progress.trials for progress in self.tasks)
+
+    def run(self, trials: int, deadline: float) -> None:
+        """Spends the trials: every task's first plan, then where most is left to gain."""
+        first = [p for p in self.tasks if p.first not in p.tried]
+        for progress in sorted(first, key=lambda p: -p.gain_us):
+            if self.done >= trials or time.monotonic() > deadline:
+                break
+            self.measure(progress, [progress.first])
+        while self.done < trials and time.monotonic() < deadline:
+            open_tasks = [p for p in self.tasks if p.tried and self._refill(p)]
+            if not open_tasks:
+                break
+            progress = max(open_tasks, key=lambda p: p.gain_us)
+            count = min(BATCH, trials - self.done)
+            batch, progress.queue = progress.queue[:count], progress.queue[count:]
+            self.measure(progress, batch)
+        for progress in self.tasks:
+            if time.monotonic() < deadline:
+                self.settle(progress)
+
+    def measure(self, progress: Progress, plans: list[TilePlan], *, again: bool = False) -> None:
+        """Measures plans of one task and appends their records."""
+        jobs: list[tuple[TilePlan, PrimFunc]] = []
+        records: list[Record] = []
+        for plan in plans:
+            try:
+                jobs.append((plan, write(progress.task.func, plan)))
+            except PlanError as error:
+                failure = RecordFailure(error.reason, str(error))
+                records.append(self._record(progress.task, plan, "", (), failure))
+        outcomes = self._measurer.measure(
+            [self._job(progress.task, func) for _, func in jobs], best_us=progress.best_us
+        )
+        for (plan, func), outcome in zip(jobs, outcomes, strict=True):
+            records.append(self._outcome(progress.task, plan, func, outcome))
+        self.database.append(records)
+        self.database.reload()
+        self._take(progress, records, again=again)
+        self.watch(self.tasks, self.done)
+
+    def settle(self, progress: Progress) -> None:
+        """Runs the best plan and the picker's first one side by side; the log keeps both."""
+        if progress.best == progress.first or not progress.tried:
+            return
+        self.measure(progress, [progress.first, progress.best], again=True)
+
+    def close(self) -> None:
+        """Ends the measuring process."""
+        self._measurer.close()
+
+    def notes(self) -> list[str]:
+        """What happened, for the report."""
+        failures: Counter[str] = Counter()
+        for progress in self.tasks:
+            failures.update(progress.failures)
+        notes = [f"tuned with {self.done} trials over {len(self.tasks)} tasks"]
+        if failures:
+            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(failures.items()))
+            notes.append(f"trials that failed: {kinds}")
+        if self.interrupted:
+            notes.append("interrupted: the best plans so far are used")
+        return notes
+
+    def _start(self, task: Task) -> Progress | None:
+        """The task with its queue and what the log already knows; None if nothing can be planned."""
+        if task.graph is None:
+            return None
+        candidates = pick(task.graph, self.hardware, PICKED)
+        if not candidates:
+            return None
+        estimate = candidates[0].estimate
+        roof_us = max(
+            task.graph.flops / (self.hardware.cores * self.hardware.peak_gflops["float32"] * 1e3),
+            estimate.memory_us,
+        )
+        plans = [candidate.plan for candidate in candidates]
+        progress = Progress(task, plans[0], estimate.latency_us, roof_us)
+        known = self.database.measured(task.signature, self.hardware.fingerprint())
+        self._take(progress, list(known.values()))
+        progress.queue = [plan for plan in plans[1:] if plan not in progress.tried]
+        return progress
+
+    def _take(self, progress: Progress, records: list[Record], *, again: bool = False) -> None:
+        for record in records:
+            progress.tried[record.plan] = record.best_us
+            progress.trials += 0 if again else 1
+            if record.error is not None:
+                progress.failures[record.error.kind] += 1
+
+    def _refill(self, progress: Progress) -> bool:
+        """Whether plans are left to try; neighbours of the best are queued when the queue ends."""
+        if not progress.queue and progress.task.graph is not None:
+            best = progress.best
+            if best in progress.expanded:
+                return False
+            progress.expanded.add(best)
+            near = [p for p in neighbours(progress.task.graph, best) if p not in progress.tried]
+            self._random.shuffle(near)
+            progress.queue = near
+        return bool(progress.queue)
+
+    def _job(self, task: Task, func: PrimFunc) -> Job:
+        if task.signature not in self._checks:
+            self._checks[task.signature] = tuple(reference_checks(task, self.seed))
+        reference = Reference.of(task.func)
+        written = len(reference.outputs) if reference else 1
+        return Job(
+            func=func,
+            arguments=arguments_of(task.func, written),
+            checks=self._checks[task.signature],
+            pass_config=PASS_CONFIG,
+            seed=self.seed,
+        )
+
+    def _outcome(
+        self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome
+    ) -> Record:
+        failure = outcome.failure
+        error = RecordFailure(failure.kind, failure.message) if failure else None
+        text = hash_text(func.without_attr("global_symbol").script())
+        return self._record(task, plan, text, outcome.latency_us if not error else (), error)
+
+    def _record(
+        self,
+        task: Task,
+        plan: TilePlan,
+        tir_hash: str,
+        latency_us: tuple[float, ...],
+        error: RecordFailure | None,
+    ) -> Record:
+        graph = task.graph
+        key = TaskKey(
+            task.signature, task.kind, int(graph.flops if graph else 0), graph.io_bytes if graph else 0
+        )
+        return Record(
+            task=key,
+            hardware=self.hardware.fingerprint(),
+            hardware_name=self.hardware.name,
+            target=str(Target(self.hardware.target)),
+            plan=plan,
+            latency_us=tuple(round(us, 3) for us in latency_us),
+            error=error,
+            seed=self.seed,
+            tir_hash=tir_hash,
+            versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+
+def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:
+    """Points of every output with their reference values; none if the task has no reference."""
+    reference = Reference.of(task.func)
+    if reference is None:
+        return
+    inputs = make_inputs(arguments_of(task.func, len(reference.outputs)), seed)
+    for place, (shape, _) in enumerate(reference.outputs):
+        where = choose(shape, None, point_count(reference, place), seed)
+        points = reference.points(inputs, place, where)
+        known = np.isfinite(points.bounds)
+        yield OutputCheck(
+            output=place,
+            flat_indices=where[known],
+            values=points.values[known],
+            rtol=0.0,
+            atol=points.bounds[known],
+        )

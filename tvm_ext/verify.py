@@ -1,0 +1,98 @@
+"""Verification: every kernel that is kept against its reference, on random data.
+
+The reference is evaluated in numpy from the function's definition (`tir.Reference`), never by TVM's
+code generator, at chosen elements: corners, tile borders, tails and random ones. Outputs start out
+as NaN, so an element that no iteration writes shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
+from tvm_ext.planner import Planned, Task
+from tvm_ext.tir import Reference
+from tvm_ext.tir.compare import choose, compare
+from tvm_ext.tvm_api import PrimFunc, tvm
+
+POINT_BUDGET = 1_000_000
+"""Multiply-adds spent on the reference of one kernel."""
+MIN_POINTS, MAX_POINTS = 64, 2048
+
+
+def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
+    """The kernel's arguments; the last `written` parameters are outputs."""
+    first = len(func.params) - written
+    return tuple(
+        Argument(
+            tuple(int(extent) for extent in parameter.shape),
+            str(parameter.dtype),
+            output=place >= first,
+            span=(0, 2),
+        )
+        for place, parameter in enumerate(func.params)
+    )
+
+
+def point_count(reference: Reference, output: int) -> int:
+    """How many elements of an output the budget allows."""
+    cost = max(1, reference.cost_points(output))
+    return max(MIN_POINTS, min(MAX_POINTS, POINT_BUDGET // cost))
+
+
+def tile_of_output(planned: Planned, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The register tile as extents of the output, where they correspond axis by axis."""
+    plan, graph = planned.option.plan, planned.task.graph
+    if plan is None or graph is None or plan.rule != "tile":
+        return None
+    node = graph.nodes[plan.anchor]
+    extents = tuple(plan.at("register").extents[axis] for axis in node.space)
+    return extents if len(extents) == len(shape) else None
+
+
+def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
+    """Runs the kernel once and compares it. Returns what is wrong, or an empty text.
+
+    A function with no reference (opaque blocks, which we leave as TVM wrote them) passes.
+    """
+    reference = Reference.of(planned.task.func)
+    if reference is None:
+        return ""
+    arguments = arguments_of(planned.task.func, len(reference.outputs))
+    inputs = make_inputs(arguments, seed)
+    outputs = [blank(shape, dtype) for shape, dtype in reference.outputs]
+    kernel(*(tvm.runtime.tensor(array) for array in inputs), *outputs)
+    for place, ((shape, dtype), tensor) in enumerate(
+        zip(reference.outputs, outputs, strict=True)
+    ):
+        actual = tensor.numpy()
+        where = choose(shape, tile_of_output(planned, shape), point_count(reference, place), seed)
+        if actual.dtype.kind == "f":
+            odd = np.flatnonzero(np.isnan(actual.reshape(-1)))[:MIN_POINTS]
+            where = np.union1d(where, odd)
+        result = compare(actual.reshape(-1)[where], reference.points(inputs, place, where))
+        if not result.ok:
+            return (
+                f"output {place}: {result.actual:.6g} at {int(where[result.position])}, the "
+                f"reference says {result.expected:.6g} within {result.bound:.2g}"
+            )
+    return ""
+
+
+def blank(shape: tuple[int, ...], dtype: str) -> Any:
+    """An output buffer whose every element is NaN, or for other types an unlikely value."""
+    array = np.zeros(shape, dtype=numpy_dtype(dtype))
+    if array.dtype.kind in "iu":
+        array.fill(np.iinfo(array.dtype).max - 1)
+    elif array.dtype.kind != "b":
+        array.fill(np.nan)
+    return tvm.runtime.tensor(array)
+
+
+
+def has_reference(task: Task) -> bool:
+    """Whether the task has a reference to be checked against."""
+    return Reference.of(task.func) is not None

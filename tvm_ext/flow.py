@@ -178,8 +178,7 @@ def assemble(
             failing = verify_kernels(executable, planned) if checked else {}
             if not failing:
                 return Compiled(executable, manifest)
-        for name, reason in failing.items():
-            planned[name] = next_option(planned[name], reason)
+        replace_failing(lowered, planned, failing, checked)
 
 
 def build(
@@ -216,6 +215,26 @@ def make_manifest(
         versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
         notes=notes,
     )
+
+
+def replace_failing(
+    lowered: Lowered, planned: dict[str, Planned], failing: dict[str, str], checked: bool
+) -> None:
+    """Gives each failing task its next option that compiles and, if `checked`, is right."""
+    target = Target(lowered.hardware.target)
+    for name, first_reason in failing.items():
+        entry, reason = planned[name], first_reason
+        while reason:
+            entry = next_option(entry, reason)
+            if entry.option.plan is None:
+                break
+            built = compile_kernel(entry.func, target, PASS_CONFIG)
+            if isinstance(built, Failure):
+                reason = f"{built.kind}: {built.message}"
+            else:
+                wrong = check(entry, built.main) if checked else ""
+                reason = f"wrong: {wrong}" if wrong else ""
+        planned[name] = entry
 
 
 def find_failing(lowered: Lowered, planned: dict[str, Planned]) -> dict[str, str]:

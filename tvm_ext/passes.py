@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.graph.channels_last import ChannelsLast
+from tvm_ext.graph.fold import FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.normalise import Normalise
@@ -25,6 +26,7 @@ from tvm_ext.tvm_api import PASS_CONFIG, IRModule, PrimFunc, Target, is_schedule
 __all__ = [
     "PASS_CONFIG",
     "ChannelsLast",
+    "FoldLayout",
     "Fuse",
     "Legalise",
     "Normalise",
@@ -37,7 +39,15 @@ __all__ = [
 
 def graph_passes(hardware: HardwareModel) -> list[Any]:
     """From a Relax module to one with a PrimFunc per group, none of them scheduled."""
-    return [Normalise(), ChannelsLast(), Normalise(), Legalise(hardware), Fuse()]
+    return [
+        Normalise(),
+        FoldLayout(),
+        ChannelsLast(),
+        FoldLayout(),
+        Normalise(),
+        Legalise(hardware),
+        Fuse(),
+    ]
 
 
 def lowering_passes() -> list[Any]:

@@ -43,12 +43,14 @@ def tvm_version() -> str:
 check_install()
 
 import tvm  # noqa: E402
+from tvm.sym import Analyzer  # noqa: E402
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
 from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
+from tvm_ffi import structural_walk  # noqa: E402
 
 PASS_CONFIG: dict[str, Any] = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 """Pass configuration our schedules need: tails become loops of their own instead of predicates."""
@@ -81,6 +83,7 @@ def default_legalise(name: str) -> Any:
 
 __all__ = [
     "PASS_CONFIG",
+    "Analyzer",
     "Call",
     "GenericConst",
     "IRModule",
@@ -99,6 +102,7 @@ __all__ = [
     "relax",
     "s_tir",
     "schedule_of",
+    "structural_walk",
     "te",
     "tirx",
     "topi",

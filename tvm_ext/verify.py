@@ -16,7 +16,8 @@ from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, compare
-from tvm_ext.tvm_api import PrimFunc, tvm
+from tvm_ext.tir.read import loads
+from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
 
 POINT_BUDGET = 1_000_000
 """Multiply-adds spent on the reference of one kernel."""
@@ -26,15 +27,35 @@ MIN_POINTS, MAX_POINTS = 64, 2048
 def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
     """The kernel's arguments; the last `written` parameters are outputs."""
     first = len(func.params) - written
+    spans = index_spans(func)
     return tuple(
         Argument(
             tuple(int(extent) for extent in parameter.shape),
             str(parameter.dtype),
             output=place >= first,
-            span=(0, 2),
+            span=(0, spans.get(place, 2)),
         )
         for place, parameter in enumerate(func.params)
     )
+
+
+def index_spans(func: PrimFunc) -> dict[int, int]:
+    """For integer parameters that index a tensor (gather, embedding): the extent they must stay
+    below. An index through an intermediate buffer limits every integer parameter."""
+    places = {parameter: place for place, parameter in enumerate(func.params)}
+    integers = {p: i for p, i in places.items() if "int" in str(p.dtype)}
+    limits: dict[int, int] = {}
+
+    def visit(load: Any) -> None:
+        for index, extent in zip(load.indices, load.source.shape, strict=True):
+            for inner in loads(index):
+                known = inner.source in places
+                own = [places[inner.source]] if known else list(integers.values())
+                for place in own:
+                    limits[place] = min(limits.get(place, 1 << 30), int(extent))
+
+    structural_walk(func.body, (TensorLoad, visit))
+    return limits
 
 
 def point_count(reference: Reference, output: int) -> int:

@@ -61,14 +61,14 @@ def assert_same_numbers(mod):
 
 X4 = (2, 6, 9, 7)
 CONVOLUTIONS = {
-    "conv1d": ((2, 6, 11), dict(padding=(2, 1), strides=2, dilation=2)),
-    "conv2d": (X4, dict(padding=(1, 1))),
-    "conv2d_strided_asymmetric": (X4, dict(padding=(0, 2, 1, 0), strides=(2, 1))),
-    "conv2d_dilated": (X4, dict(padding=2, dilation=2)),
-    "conv2d_grouped": (X4, dict(padding=1, groups=3)),
-    "conv2d_depthwise": (X4, dict(padding=1, groups=6)),
-    "conv3d": ((1, 6, 5, 6, 4), dict(padding=(1, 0, 1, 0, 1, 1))),
-    "conv3d_grouped": ((1, 6, 5, 6, 4), dict(groups=2, strides=(1, 2, 1))),
+    "conv1d": ((2, 6, 11), {"padding": (2, 1), "strides": 2, "dilation": 2}),
+    "conv2d": (X4, {"padding": (1, 1)}),
+    "conv2d_strided_asymmetric": (X4, {"padding": (0, 2, 1, 0), "strides": (2, 1)}),
+    "conv2d_dilated": (X4, {"padding": 2, "dilation": 2}),
+    "conv2d_grouped": (X4, {"padding": 1, "groups": 3}),
+    "conv2d_depthwise": (X4, {"padding": 1, "groups": 6}),
+    "conv3d": ((1, 6, 5, 6, 4), {"padding": (1, 0, 1, 0, 1, 1)}),
+    "conv3d_grouped": ((1, 6, 5, 6, 4), {"groups": 2, "strides": (1, 2, 1)}),
 }
 
 
@@ -199,9 +199,7 @@ def test_one_and_three_spatial_axes_follow_too():
 
 @pytest.mark.parametrize("shape", [(2, 8, 9, 7), (8, 1, 1), (9, 1), (2, 1, 9, 1), ()])
 def test_operands_that_are_inputs_broadcast(shape):
-    assert_same_numbers(
-        module(lambda b, x, y: op.add(conv(x, 8, padding=1), op.exp(y)), X4, shape)
-    )
+    assert_same_numbers(module(lambda b, x, y: op.add(conv(x, 8, padding=1), op.exp(y)), X4, shape))
 
 
 @pytest.mark.parametrize("dataflow", [True, False])

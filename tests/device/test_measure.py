@@ -187,6 +187,18 @@ def test_infinities_and_nans_compare_by_kind(measurer):
     assert [failure.kind for failure in measurer.verify(jobs)] == ["wrong", "wrong"]
 
 
+def test_each_point_can_have_a_bound_of_its_own(measurer):
+    points, wanted = np.arange(N), 2 * make_inputs(arguments(), 0)[0]
+    wanted[5] += 1.0
+    bounds = np.full(N, 1e-6)
+    checks = OutputCheck(0, points, wanted, rtol=0.0, atol=bounds)
+    lenient = OutputCheck(0, points, wanted, rtol=0.0, atol=np.where(points == 5, 2.0, bounds))
+    failures = measurer.verify([Job(double, arguments(), (check,)) for check in (checks, lenient)])
+    assert failures[0].kind == "wrong"
+    assert "element 5 is" in failures[0].message
+    assert failures[1] is None
+
+
 def test_candidate_far_behind_the_best_is_not_repeated(measurer):
     (outcome,) = measurer.measure([job(slow)], best_us=1.0)
     assert outcome.failure is None

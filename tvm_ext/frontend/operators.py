@@ -8,12 +8,15 @@ from functools import cache
 
 import onnx
 import onnx_ir as ir
+from onnx import helper
 from onnx.inliner import inline_selected_functions
+from onnx.shape_inference import infer_shapes
 from onnx.version_converter import convert_version
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.load import one_line, onnx_opset
 
+STANDARD = ("", "ai.onnx")
 CONVERTED_OPSET = 13
 
 # Below 7 broadcasting was an attribute, which the importer does not read; these operators it
@@ -44,22 +47,36 @@ def modernise(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError: the model is too old and onnx cannot convert it.
     """
     opset = onnx_opset(model)
-    old = {node.op_type for node in model.graph.node if opset < FIRST_OPSET.get(node.op_type, 0)}
-    if opset < BROADCAST_OPSET or old:
+    operators = {node.op_type for node in model.graph.node if node.domain in STANDARD}
+    old = sorted(name for name in operators if opset < FIRST_OPSET.get(name, BROADCAST_OPSET))
+    if old:
         try:
             model = convert_version(model, CONVERTED_OPSET)
         except (RuntimeError, ValueError) as error:
-            what = ", ".join(sorted(old)) or "the model"
             raise ModelError(
-                f"{what} of ONNX opset {opset} cannot be converted to opset {CONVERTED_OPSET} "
-                f"({one_line(error)}); export the model with opset {CONVERTED_OPSET} or newer"
+                f"operators of ONNX opset {opset} ({', '.join(old)}) cannot be converted to opset "
+                f"{CONVERTED_OPSET}: {one_line(error)}; export with that opset or a newer one"
             ) from None
         opset = CONVERTED_OPSET
     functions = [(function.domain, function.name) for function in model.functions]
-    functions += [("", name) for name in _defined_by_functions(model.graph, opset)]
-    if functions:
-        model = inline_selected_functions(model, functions, inline_schema_functions=True)
-    return model
+    functions += [("", name) for name in sorted(operators) if _is_function(name, opset)]
+    return _inline(model, functions) if functions else model
+
+
+def _inline(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> onnx.ModelProto:
+    """`model` without calls of `functions`; as it is where onnx cannot inline them.
+
+    The bodies of some functions depend on types, which the inliner does not infer.
+    """
+    typed = infer_shapes(model)
+    typed.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+    )
+    try:
+        return inline_selected_functions(typed, functions, inline_schema_functions=True)
+    except RuntimeError:
+        return model
 
 
 def unsupported(nodes: Iterable[ir.Node]) -> str | None:
@@ -76,23 +93,18 @@ def unsupported(nodes: Iterable[ir.Node]) -> str | None:
     return ", ".join(listed) or None
 
 
-def _defined_by_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
-    """Standard operators of `graph` that the importer lacks and onnx defines by a function."""
-    names = {node.op_type for node in graph.node if node.domain in ("", "ai.onnx")}
-    lacking = sorted(name for name in names if not _is_importable("", name))
-    defined = []
-    for name in lacking:
-        if onnx.defs.has(name, opset):
-            schema = onnx.defs.get_schema(name, opset)
-            if schema.has_function or schema.has_context_dependent_function:
-                defined.append(name)
-    return defined
+def _is_function(name: str, opset: int) -> bool:
+    """Whether the importer lacks a standard operator that onnx defines by a function."""
+    if _is_importable("", name) or not onnx.defs.has(name, opset):
+        return False
+    schema = onnx.defs.get_schema(name, opset)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _is_importable(domain: str, op_type: str) -> bool:
     if domain == "com.microsoft":
         return op_type in MICROSOFT and op_type in _convert_map()
-    return domain in ("", "ai.onnx") and op_type not in MICROSOFT_ONLY and op_type in _convert_map()
+    return domain in STANDARD and op_type not in MICROSOFT_ONLY and op_type in _convert_map()
 
 
 @cache

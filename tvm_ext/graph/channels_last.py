@@ -47,14 +47,11 @@ class ChannelsLast:
         attrs = func.attrs or {}
         if any(key in attrs for key in ("Primitive", "Composite", "Codegen")):
             return False
-        found: list[relax.Expr] = []
-
-        def visit(expr: relax.Expr) -> None:
-            if _op_name(expr) in self.convolutions and is_plain_conv(expr):
-                found.append(expr)
-
-        relax.analysis.post_order_visit(func, visit)
-        return bool(found)
+        return any(
+            _op_name(binding.value) in self.convolutions and is_plain_conv(binding.value)
+            for block in func.body.blocks
+            for binding in block.bindings
+        )
 
 
 @relax.expr_functor.mutator
@@ -89,9 +86,8 @@ class _Rewriter(relax.PyExprMutator):
         return self.visit_var_(op)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        rewritten = super().visit_dataflow_block_(block)
-        self.layouts.leave_dataflow_block()
-        return rewritten
+        with self.layouts.dataflow_block():
+            return super().visit_dataflow_block_(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if self.nested:

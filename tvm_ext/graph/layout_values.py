@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -166,16 +167,19 @@ class Layouts:
             self.programs[name, perm] = added
         return self.programs[name, perm]
 
-    def leave_dataflow_block(self) -> None:
-        """Forgets what the block kept to itself: its dataflow variables."""
-        kept: dict[relax.Expr, Value | list[Value]] = {}
+    @contextmanager
+    def dataflow_block(self) -> Iterator[None]:
+        """Forgets, at its end, all that a dataflow block did but its outputs, which are plain."""
+        outer = {expr: _copy(entry) for expr, entry in self.entries.items()}
+        yield
         for expr, entry in self.entries.items():
-            if isinstance(expr, relax.DataflowVar) or not isinstance(entry, Value):
-                continue
-            twins = {p: e for p, e in entry.twins.items() if _outlives_block(e)}
-            if entry.axes in twins:
-                kept[expr] = Value(twins, entry.axes, identity(entry.rank))
-        self.entries = kept
+            if isinstance(expr, GenericConst):
+                outer[expr] = entry
+            elif expr not in outer and isinstance(entry, Value) and entry.axes in entry.twins:
+                plain = entry.twins[entry.axes]
+                if not isinstance(plain, relax.DataflowVar):
+                    outer[expr] = Value.of(plain, identity(entry.rank))
+        self.entries = outer
 
     def _emitted(self, value: Value, base: Perm) -> relax.Expr:
         """A field of a tuple is only read out of it when it is used."""
@@ -184,8 +188,10 @@ class Layouts:
         return value.twins[base]
 
 
-def _outlives_block(expr: relax.Expr) -> bool:
-    return isinstance(expr, (relax.Var, GenericConst)) and not isinstance(expr, relax.DataflowVar)
+def _copy(entry: Value | list[Value]) -> Value | list[Value]:
+    if isinstance(entry, list):
+        return [replace(value, twins=dict(value.twins)) for value in entry]
+    return replace(entry, twins=dict(entry.twins))
 
 
 def array_of(tensor: tvm.runtime.Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Latency of scheduled kernels on this machine. TVM is imported by every file but this one.
+"""Latency of scheduled kernels on this machine, from a process that no candidate can harm.
 
     job      Job, OutputCheck in; Outcome, Failure out
     inputs   Argument, make_inputs: the data of a job, the same wherever it is made
@@ -10,3 +10,9 @@
 
 Way of a job: Measurer -> remote -> worker -> build -> sandbox -> Outcome back.
 """
+
+from tvm_ext.measure.inputs import Argument, make_inputs
+from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
+from tvm_ext.measure.run import Measurer
+
+__all__ = ["Argument", "Failure", "Job", "Measurer", "Outcome", "OutputCheck", "make_inputs"]

@@ -37,8 +37,9 @@ class OutputCheck(msgspec.Struct, frozen=True, eq=False):
     flat_indices: np.ndarray
     """int64, row-major positions in the output."""
     values: np.ndarray
-    rtol: float
-    atol: float
+    rtol: float | np.ndarray
+    atol: float | np.ndarray
+    """One bound for all points, or one for each."""
 
 
 class Job(msgspec.Struct, frozen=True, eq=False):

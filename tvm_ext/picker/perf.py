@@ -27,6 +27,8 @@ OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
 USABLE = 0.8
 """Part of a cache a tile may count on."""
+KEPT = 0.5
+"""A group whose tensors fit in this part of the last cache finds them there."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -175,6 +177,8 @@ def _task(
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw)
     memory_us, bound = 0.0, "compute"
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
+        if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
+            continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
         moved = level_bytes(graph, node, plan, core, capacity, level.line_bytes)
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps

@@ -10,10 +10,16 @@ from tvm_ext.tile.infer import region
 
 
 def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
-    """Bytes of the region one access touches; rows rounded up to whole `line_bytes`."""
+    """Bytes of the region one access touches; rows rounded up to whole `line_bytes`.
+
+    An access that is not affine touches at most one row for each point of the tile.
+    """
     tensor = graph.tensors[access.tensor]
     box = region(access, tile, tensor.shape)
     run = 1
+    if any(dim is None for dim in access.dims):
+        box = (min(prod(box), tile.points),)
+        return box[0] * max(line_bytes, tensor.dtype_bytes)
     rows = prod(box)
     for size, extent in zip(reversed(box), reversed(tensor.shape), strict=True):
         run *= size

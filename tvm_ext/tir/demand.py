@@ -203,7 +203,9 @@ class Run:
             dtype = self._program.inputs[source.number][1]
             return Value(x.astype(np.float64) if is_float(dtype) else x)
         stage = self._program.stages[source.number]
-        memo = self._memos.setdefault(source.number, _Memo(stage))
+        if source.number not in self._memos:
+            self._memos[source.number] = _Memo(stage)
+        memo = self._memos[source.number]
         flat = np.clip(flat, 0, memo.known.size - 1)
         asked = np.zeros_like(memo.known)
         asked[flat] = True

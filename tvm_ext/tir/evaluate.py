@@ -65,14 +65,22 @@ def is_float(dtype: str) -> bool:
 @cache
 def unit_roundoff(dtype: str) -> float:
     """Largest relative error of rounding to the dtype; 0 for integers."""
-    if not is_float(dtype):
-        return 0.0
-    try:
-        return float(np.finfo(dtype).eps) / 2
-    except (TypeError, ValueError):
-        import ml_dtypes
+    return float(_limits(dtype).eps) / 2 if is_float(dtype) else 0.0
 
-        return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps) / 2
+
+@cache
+def underflow(dtype: str) -> float:
+    """Largest error of rounding a tiny number to the dtype; 0 if that is below float32's range."""
+    smallest = float(_limits(dtype).smallest_subnormal) if is_float(dtype) else 0.0
+    return smallest if smallest > np.finfo(np.float32).tiny else 0.0
+
+
+def _limits(dtype: str) -> Any:
+    if not _widened(dtype):
+        return np.finfo(dtype)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(numpy_dtype(dtype))
 
 
 def constant(value: float, dtype: str) -> Array:
@@ -94,6 +102,11 @@ def _divide(a: Array, b: Array) -> Array:
 
 def _round_half_away(a: Array) -> Array:
     return np.trunc(a + np.copysign(0.5, a))
+
+
+def _popcount(a: Array) -> Array:
+    octets = np.array(a)[..., np.newaxis].view(np.uint8)
+    return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=np.asarray(a).dtype)
 
 
 def _cast(node: Node) -> Callable[[Array], Array]:
@@ -120,7 +133,7 @@ _EXACT: dict[str, Callable[..., Array]] = {
     "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
     "round": _round_half_away, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
-    "popcount": np.bitwise_count, "likely": np.asarray,
+    "popcount": _popcount, "likely": np.asarray,
 }  # fmt: skip
 _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
     "Div": (_divide, 2.0), "sqrt": (np.sqrt, 2.0), "rsqrt": (lambda a: 1.0 / np.sqrt(a), 4.0),
@@ -166,7 +179,11 @@ def apply(node: Node, args: Sequence[Value]) -> Value:
     op = node.op
     function = _TYPED[op](node) if op in _TYPED else _UNTYPED[op]
     if node.dynamic:
-        return _bounded(node, function, args, unit_roundoff(node.dtype))
+        value = _bounded(node, function, args, unit_roundoff(node.dtype))
+        if value.rel and underflow(node.dtype):
+            slack = underflow(node.dtype)
+            value = value._replace(err=slack if value.err is None else value.err + slack)
+        return value
     if not is_float(node.dtype):
         x = function(*(arg.x for arg in args))
         if all(arg.alt is None for arg in args):
@@ -252,7 +269,7 @@ def _convert(node: Node, function: Callable[..., Array], arg: Value, unit: float
 
 
 def _through(function: Callable[..., Array], args: Sequence[Value], rel: float) -> Value:
-    """The generic rule: how far the result moves when each argument moves to its interval's ends."""
+    """The generic rule: how far the result moves as each argument moves to its interval's ends."""
     values = [arg.x for arg in args]
     x = function(*values)
     err = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvm_ext.tile.axis import Axis
 from tvm_ext.tile.graph import Access, AffineDim, Tensor, TileGraph, TileNode
-from tvm_ext.tvm_api import Call, PrimFunc, Schedule, TensorLoad, schedule_of, tirx
+from tvm_ext.tvm_api import Analyzer, Call, PrimFunc, Schedule, TensorLoad, schedule_of, tirx
 
 _SPECIAL_FLOPS = 10.0
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -86,8 +86,10 @@ def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
     return None
 
 
-def affine(expr: Any, axes: dict[Any, int]) -> AffineDim | None:
-    """The index as an AffineDim; None if it is not `(linear // div) % mod`."""
+def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | None:
+    """The index as an AffineDim; None if it is not `(linear // div) % mod` within the bounds."""
+    if not isinstance(expr, tirx.Var | tirx.IntImm):
+        expr = bounds.simplify(expr)
     div, mod = 1, 0
     if isinstance(expr, tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):
         mod, expr = int(expr.b.value), expr.a
@@ -132,6 +134,13 @@ class _Reader:
             for iv in block.iter_vars
         )
         position = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+        bounds = Analyzer()
+        for iv in block.iter_vars:
+            bounds.bind(iv.var, iv.dom)
+
+        def dims(indices: Any) -> tuple[AffineDim | None, ...]:
+            return tuple(affine(index, position, bounds) for index in indices)
+
         plain = isinstance(block.body, tirx.BufferStore) and all(
             iv.iter_type in (0, 2) for iv in block.iter_vars
         )
@@ -143,10 +152,10 @@ class _Reader:
             return TileNode(block.name_hint, "opaque", axes, reads, write, 0.0)
         store = block.body
         target = self.tensor(store.buffer, written=True)
-        write = Access(target, tuple(affine(i, position) for i in store.indices))
+        write = Access(target, dims(store.indices))
         reads = tuple(
             dict.fromkeys(
-                Access(self.tensor(load.source), tuple(affine(i, position) for i in load.indices))
+                Access(self.tensor(load.source), dims(load.indices))
                 for load in loads(store.value)
                 if not load.source.same_as(store.buffer)
             )

@@ -10,11 +10,13 @@ The bound is the error analysis of `evaluate`, plus for a sum of K terms, in any
 
     2 u sqrt(K) sum|terms|        (u: unit roundoff, 6e-8 for float32)
 
-Rounding errors of a sum behave like independent ones: their standard deviation is at most about
-u sqrt(K) sum|terms| / 4 (Higham, section 4.5 and 2.8), so a correct kernel is 8 deviations inside,
-and for K <= 4 the bound is the strict one. A dropped term is outside if it is over 2 u sqrt(K) K
-times the mean term: for K = 4608 normal terms 4 % of one, so each element that misses a step shows
-it with a chance above 0.9. exp, tanh, erf and their like may be off by 1e-6, relatively.
+Rounding errors of a sum of random data behave like independent ones: their standard deviation is at
+most about u sqrt(K) sum|terms| / 4 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+ed., section 4.5), so a correct kernel is 8 deviations inside, and for K <= 4 the bound is the
+strict one. Equal terms break this: verify on random data. A dropped term is outside if it is over
+2 u sqrt(K) K mean terms: 4 % of one for K = 4608, so each element that misses a step shows it with
+a chance above 0.9; beyond K = 40000 no single step can be told from rounding. exp, tanh, erf and
+their like may be off by 1e-6, relatively.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.tir.compare import Points
 from tvm_ext.tir.demand import Order, Run
-from tvm_ext.tir.evaluate import numpy_dtype, unit_roundoff
+from tvm_ext.tir.evaluate import numpy_dtype, underflow, unit_roundoff
 from tvm_ext.tir.expression import NotUnderstoodError, topological
 from tvm_ext.tir.stages import Program, read_program
 from tvm_ext.tvm_api import PrimFunc
@@ -84,7 +86,8 @@ class Reference:
             if spread is None:
                 bounds = np.zeros(flat.shape)
             else:
-                unit, tiny = unit_roundoff(dtype), float(np.finfo(np.float32).tiny)
+                unit = unit_roundoff(dtype)
+                tiny = max(float(np.finfo(np.float32).tiny), underflow(dtype))
                 bounds = spread + (unit * np.abs(value.x) + tiny if unit else 0.0)
                 # where the reference is not a number, neither may the kernel be one
                 bounds = np.where(np.isnan(bounds), np.where(np.isnan(value.x), 0, np.inf), bounds)

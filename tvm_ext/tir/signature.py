@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from tvm_ext.tvm_api import PrimFunc, ir, tvm
@@ -125,10 +124,9 @@ class _Writer:
         self._out.append(")")
 
 
-@cache
-def _reflect(kind: type) -> tuple[str, tuple[str, ...]]:
+def _reflect(kind: Any) -> tuple[str, tuple[str, ...]]:
     """The registered name of a node kind and all of its fields that are not names."""
-    info = kind.__tvm_ffi_type_info__  # type: ignore[attr-defined]
+    info = kind.__tvm_ffi_type_info__
     key, fields = info.type_key, []
     while info is not None:
         fields += [field.name for field in info.fields if field.name not in _NAMELESS]

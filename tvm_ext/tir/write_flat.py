@@ -19,6 +19,8 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
     for axis in prepared.graph.nodes[plan.anchor].axes:
         extent *= axis.extent
     loops = schedule.get_loops(block)
+    if not loops:
+        return
     loop = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     chunk = min(extent, plan.at("core").points)
     task, loop = schedule.split(loop, [None, chunk])

@@ -107,8 +107,11 @@ def _load_openvino(path: str, inputs: Inputs, threads: int) -> Run:
 def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Run:
     import tvm_ext
 
-    shapes = {name: tuple(value.shape) for name, value in inputs.items()}
-    compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
+    if path.endswith(".so"):
+        compiled = tvm_ext.load(path, num_threads=threads)
+    else:
+        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
+        compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
     return lambda: list(compiled(dict(inputs)))
 
 
@@ -128,6 +131,7 @@ def installed(engine: str) -> bool:
 class Worker:
     """One model loaded in one engine, in a child process; close it, or use it in a `with`.
 
+    `label`: what the worker is called in results, the engine's name by default.
     `load_s`: from path to runnable, with the imports: what a user waits for.
     `outputs`: of the first run, in model order.
     `peak_rss_bytes`: of the child so far.
@@ -136,8 +140,10 @@ class Worker:
     Raises EngineError where the engine fails.
     """
 
-    def __init__(self, engine: str, path: str | Path, inputs: Inputs, threads: int) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: str, path: str | Path, inputs: Inputs, threads: int, label: str | None = None
+    ) -> None:
+        self.engine = label or engine
         self._folder = tempfile.TemporaryDirectory(prefix="peers-")
         folder = Path(self._folder.name)
         given, results, self._stderr = folder / "inputs", folder / "outputs", folder / "stderr"

@@ -30,6 +30,10 @@ Shapes = Mapping[str, Sequence[int]]
 Notify = Callable[[str], None]
 
 
+def quiet(_: str) -> None:
+    """Says nothing."""
+
+
 @dataclass(frozen=True)
 class Lowered:
     """A model as groups: what `compile`, `tune` and `replay` start from."""
@@ -91,7 +95,7 @@ def compile(
 
     Raises ModelError, ShapeError, TargetError, LogError.
     """
-    say = notify or (lambda _: None)
+    say = notify or quiet
     say("importing")
     lowered = lower(model, target, shapes, num_threads)
     database = Database.open(log) if log is not None else None
@@ -123,7 +127,7 @@ def replay(
             f"hardware {lowered.hardware.fingerprint()}; tune the model with this log first"
         )
     notes = (*lowered.notes, *_log_notes(database, lowered))
-    return assemble(lowered, planned, notes, verify=False, say=notify or (lambda _: None))
+    return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
 
 
 def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
@@ -136,8 +140,7 @@ def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compil
 def plan_all(lowered: Lowered, database: Database | None) -> dict[str, Planned]:
     """A kernel for every function of the module; equal tasks are planned once."""
     by_signature = {
-        mark: plan_task(task, lowered.hardware, database)
-        for mark, task in lowered.distinct.items()
+        mark: plan_task(task, lowered.hardware, database) for mark, task in lowered.distinct.items()
     }
     planned = {}
     for name, task in lowered.tasks.items():
@@ -152,7 +155,7 @@ def assemble(
     notes: tuple[str, ...],
     *,
     verify: bool,
-    say: Notify,
+    say: Notify = quiet,
 ) -> Compiled:
     """Builds the module with the planned kernels.
 

@@ -100,7 +100,9 @@ def tasks_of(mod: IRModule) -> dict[str, Task]:
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, count)
     return {
-        str(variable.name_hint): make_task(function, str(variable.name_hint), calls[str(variable.name_hint)])
+        str(variable.name_hint): make_task(
+            function, str(variable.name_hint), calls[str(variable.name_hint)]
+        )
         for variable, function in mod.functions.items()
         if isinstance(function, PrimFunc) and not is_scheduled(function)
     }

@@ -7,6 +7,7 @@ way to the next one, and the group says so in its report line.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,8 +38,9 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """The operators of the group, `conv2d+add+relu`."""
-        return self.name.removeprefix("fused_").rstrip("0123456789").replace("_", "+")
+        """The operators of the group, `conv2d_add_relu`, without the numbers that make names
+        unique."""
+        return re.sub(r"(?<=[a-z])\d+(?=_|$)", "", self.name.removeprefix("fused_"))
 
 
 @dataclass(frozen=True)
@@ -156,4 +158,3 @@ def next_option(planned: Planned, reason: str) -> Planned:
     """The next kernel for a task whose present one failed for `reason`."""
     note = f"{planned.option.source} plan, {reason}"
     return choose(planned.task, planned.rest, [*planned.reasons, note])
-

@@ -248,9 +248,7 @@ class Tuner:
             seed=self.seed,
         )
 
-    def _outcome(
-        self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome
-    ) -> Record:
+    def _outcome(self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome) -> Record:
         failure = outcome.failure
         error = RecordFailure(failure.kind, failure.message) if failure else None
         text = hash_text(func.without_attr("global_symbol").script())
@@ -266,7 +264,10 @@ class Tuner:
     ) -> Record:
         graph = task.graph
         key = TaskKey(
-            task.signature, task.kind, int(graph.flops if graph else 0), graph.io_bytes if graph else 0
+            task.signature,
+            task.kind,
+            int(graph.flops if graph else 0),
+            graph.io_bytes if graph else 0,
         )
         return Record(
             task=key,

@@ -43,11 +43,11 @@ def tvm_version() -> str:
 check_install()
 
 import tvm  # noqa: E402
-from tvm.sym import Analyzer  # noqa: E402
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
 from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
+from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
 from tvm_ffi import structural_walk  # noqa: E402

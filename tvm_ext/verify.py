@@ -86,9 +86,7 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
     inputs = make_inputs(arguments, seed)
     outputs = [blank(shape, dtype) for shape, dtype in reference.outputs]
     kernel(*(tvm.runtime.tensor(array) for array in inputs), *outputs)
-    for place, ((shape, dtype), tensor) in enumerate(
-        zip(reference.outputs, outputs, strict=True)
-    ):
+    for place, ((shape, dtype), tensor) in enumerate(zip(reference.outputs, outputs, strict=True)):
         actual = tensor.numpy()
         where = choose(shape, tile_of_output(planned, shape), point_count(reference, place), seed)
         if actual.dtype.kind == "f":
@@ -111,7 +109,6 @@ def blank(shape: tuple[int, ...], dtype: str) -> Any:
     elif array.dtype.kind != "b":
         array.fill(np.nan)
     return tvm.runtime.tensor(array)
-
 
 
 def has_reference(task: Task) -> bool:

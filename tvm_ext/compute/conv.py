@@ -81,7 +81,9 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     grouped = geometry.groups > 1 and not geometry.depthwise
     if any((*geometry.pad_before, *geometry.pad_after)):
         flat = (0,) * (len(x.shape) - rank - 1)
-        x = topi.nn.pad(x, (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat), name="pad")
+        x = topi.nn.pad(
+            x, (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat), name="pad"
+        )
     spatial = [int(size) for size in x.shape[1 : rank + 1]]
     out = tuple(
         (size - (k - 1) * d - 1) // s + 1
@@ -120,4 +122,3 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     if channels == geometry.out_channels:
         return y
     return te.compute((x.shape[0], *out, geometry.out_channels), lambda *i: y[i], name="crop")
-

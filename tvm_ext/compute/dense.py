@@ -1,6 +1,6 @@
 """Matrix multiplication by a constant, packed into blocks of output columns.
 
-    y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
+y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def dense(x: Tensor, weight: Tensor, columns: int) -> Tensor:
     k = te.reduce_axis((0, inner), name="k")
     y = te.compute(
         (*x.shape[:-1], blocks * block),
-        lambda *at: te.sum(
-            x[(*at[:-1], k)] * weight[at[-1] // block, k, at[-1] % block], axis=k
-        ),
+        lambda *at: te.sum(x[(*at[:-1], k)] * weight[at[-1] // block, k, at[-1] % block], axis=k),
         name="dense",
     )
     if blocks * block == columns:

@@ -95,9 +95,7 @@ def tanh(x: Expr) -> Expr:
     """tanh(x) by a rational approximation on [-9, 9], saturated outside (Eigen)."""
     return _bind(
         tirx.max(tirx.min(x, _const(7.99)), _const(-7.99)),
-        lambda c: _bind(
-            c * c, lambda s: c * _horner(_TANH_TOP, s) / _horner(_TANH_BOTTOM, s)
-        ),
+        lambda c: _bind(c * c, lambda s: c * _horner(_TANH_TOP, s) / _horner(_TANH_BOTTOM, s)),
     )
 
 

@@ -15,7 +15,11 @@ Tensor = Any
 
 
 def _reduce(
-    x: Tensor, axes: Sequence[int], name: str, combine: Callable[..., Any], value: Callable[..., Any]
+    x: Tensor,
+    axes: Sequence[int],
+    name: str,
+    combine: Callable[..., Any],
+    value: Callable[..., Any],
 ) -> Tensor:
     """Reduces `value(element, kept)` over `axes`; the result keeps the other axes."""
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
@@ -26,7 +30,9 @@ def _reduce(
         place = tuple(index[axis] for axis in range(len(x.shape)))
         return combine(value(x[place], at), axis=list(loops.values()))
 
-    return te.compute(tuple(x.shape[axis] for axis in kept) or (1,), body if kept else _single(body), name=name)
+    return te.compute(
+        tuple(x.shape[axis] for axis in kept) or (1,), body if kept else _single(body), name=name
+    )
 
 
 def _single(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,13 +55,9 @@ def softmax(x: Tensor, axis: int, log: bool = False) -> Tensor:
             lambda *at: x[at] - _at(top, at, [axis]) - tirx.log(_at(total, at, [axis])),
             name="log_softmax",
         )
-    power = te.compute(
-        x.shape, lambda *at: maths.exp(x[at] - _at(top, at, [axis])), name="row_exp"
-    )
+    power = te.compute(x.shape, lambda *at: maths.exp(x[at] - _at(top, at, [axis])), name="row_exp")
     total = _reduce(power, [axis], "row_sum", te.sum, lambda v, _: v)
-    return te.compute(
-        x.shape, lambda *at: power[at] / _at(total, at, [axis]), name="softmax"
-    )
+    return te.compute(x.shape, lambda *at: power[at] / _at(total, at, [axis]), name="softmax")
 
 
 def normalise(
@@ -71,9 +73,7 @@ def normalise(
     def centred(value: Any, at: Sequence[Any]) -> Any:
         return value - total[at or (0,)] * inverse if total is not None else value
 
-    squares = _reduce(
-        x, axes, "row_square", te.sum, lambda v, at: centred(v, at) * centred(v, at)
-    )
+    squares = _reduce(x, axes, "row_square", te.sum, lambda v, at: centred(v, at) * centred(v, at))
 
     def body(*at: Any) -> Any:
         kept = tuple(i for axis, i in enumerate(at) if axis not in axes)

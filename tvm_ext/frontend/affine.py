@@ -185,9 +185,9 @@ def _absorb(graph: ir.Graph, links: list[_Link], total: Affine) -> bool:
     new_weight = weight * _along_weight(linear, scale, weight.ndim)
     if not (np.isfinite(scale).all() and np.isfinite(new_bias).all()):
         return False
-    inputs = [linear.inputs[0], _initialiser(graph, f"{result.name}_weight", new_weight)]
+    inputs = [linear.inputs[0], add_initialiser(graph, f"{result.name}_weight", new_weight)]
     if has_bias or new_bias.any():
-        inputs.append(_initialiser(graph, f"{result.name}_bias", new_bias))
+        inputs.append(add_initialiser(graph, f"{result.name}_bias", new_bias))
     folded = ir.Node(
         "", linear.op_type, inputs, attributes=list(attributes.values()), name=linear.name
     )
@@ -235,7 +235,7 @@ def _restate(graph: ir.Graph, links: list[_Link], total: Affine) -> None:
         operand = vector.astype(source.dtype.numpy()).reshape(-1, *(1,) * tail)
         if not np.isfinite(operand).all():
             return
-        inputs = [value, _initialiser(graph, f"{result.name}_{op.lower()}", operand)]
+        inputs = [value, add_initialiser(graph, f"{result.name}_{op.lower()}", operand)]
         nodes.append(ir.Node("", op, inputs, name=f"{links[0].node.name}_{op.lower()}"))
         value = nodes[-1].outputs[0]
         value.type, value.shape = source.type, source.shape
@@ -247,7 +247,8 @@ def _replace(graph: ir.Graph, old: list[ir.Node], new: list[ir.Node], result: ir
     ir.convenience.replace_nodes_and_values(graph, old[0], old, new, [result], [new[-1].outputs[0]])
 
 
-def _initialiser(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+def add_initialiser(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """A new initialiser of `graph`; its name is changed where it is taken."""
     while name in graph.initializers:
         name += "_"
     tensor = ir.Tensor(np.ascontiguousarray(array), name=name)

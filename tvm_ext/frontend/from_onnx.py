@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from keyword import iskeyword
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -100,26 +101,30 @@ def import_onnx(
 
 
 class _Importer(ONNXGraphImporter):
-    """TVM's importer, given weights as arrays, that remembers which node it was at."""
+    """TVM's importer, given the weights apart, that remembers which node it is at."""
 
     def __init__(self, weights: Mapping[str, ir.TensorProtocol]) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
-        self.at = "before the first node"
+        self.at: str | None = None
         self._weights = weights
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, tensor in self._weights.items():
             self._nodes[name] = relax.const(_tensor(tensor.numpy()))
 
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            self.at = f"{node.op_type} (node {node.name!r})"
+            super()._construct_nodes(SimpleNamespace(node=[node]))
+
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        self.at = f"{op_name} (node {attrs['tvm_custom']['name']!r})"
         try:
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
-            # The base class prints every input of the node, weights too, on an Exception.
-            raise _ConversionError(error) from error
+            # The base class prints the node's inputs, weights and all, on every Exception.
+            raise _ConversionError from error
 
 
 class _ConversionError(BaseException):
@@ -161,13 +166,17 @@ def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> tvm.
     importer = _Importer(weights)
     try:
         return importer.from_onnx(proto.graph, onnx_opset(proto))
+    except ModelError:
+        raise
     except (_ConversionError, Exception) as error:
-        # TVM would complain of the block that the error left open.
-        importer.bb._end_block()
-        cause = error.__cause__ or error
+        if importer.at is not None:
+            # TVM would complain on stderr of the block that the error left open.
+            importer.bb._end_block()
+        cause = error.__cause__ if isinstance(error, _ConversionError) else error
         raise ModelError(
-            f"{importer.at} cannot be imported by TVM {tvm.__version__}: "
-            f"{type(cause).__name__}: {one_line(cause)}; export the model without it"
+            f"{importer.at or 'the graph'} cannot be imported by TVM {tvm.__version__}: "
+            f"{type(cause).__name__}: {one_line(str(cause))}; "
+            "give other shapes, or export the model without it"
         ) from cause
 
 

@@ -24,6 +24,15 @@ CONVERTED_OPSET = 13
 BROADCAST_OPSET = 7
 FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9}
 
+# Attributes whose only value the importer reads right is given here; None: it must be absent.
+MISREAD: dict[str, dict[str, object]] = {
+    "BatchNormalization": {"training_mode": 0, "spatial": 1},
+    "ConvTranspose": {"output_shape": None},
+    "IsInf": {"detect_negative": 1, "detect_positive": 1},
+    "RoiAlign": {"mode": "avg"},
+    "SpaceToDepth": {"mode": "DCR"},
+}
+
 # The importer looks at names alone. These it means in Microsoft's domain (and `Gelu` in both).
 MICROSOFT_ONLY = {"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu"}
 MICROSOFT_ONLY |= {"MatMulInteger16", "SkipLayerNormalization"}
@@ -58,25 +67,27 @@ def modernise(model: onnx.ModelProto) -> onnx.ModelProto:
                 f"{CONVERTED_OPSET}: {one_line(error)}; export with that opset or a newer one"
             ) from None
         opset = CONVERTED_OPSET
+    return _inline(model, opset)
+
+
+def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """`model` without calls of functions, where onnx can inline them; else as it is."""
     functions = [(function.domain, function.name) for function in model.functions]
-    functions += [("", name) for name in sorted(operators) if _is_function(name, opset)]
-    return _inline(model, functions) if functions else model
-
-
-def _inline(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> onnx.ModelProto:
-    """`model` without calls of `functions`; as it is where onnx cannot inline them.
-
-    The bodies of some functions depend on types, which the inliner does not infer.
-    """
+    functions += [("", name) for name in _schema_functions(model.graph, opset)]
+    if not functions:
+        return model
+    # The bodies of some functions depend on types, which the inliner does not infer itself.
     typed = infer_shapes(model)
     typed.graph.value_info.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
     )
     try:
-        return inline_selected_functions(typed, functions, inline_schema_functions=True)
+        inlined = inline_selected_functions(typed, functions, inline_schema_functions=True)
     except RuntimeError:
         return model
+    # A body may call another function (`SwiGLU` calls `Swish`).
+    return inlined if len(inlined.graph.node) == len(model.graph.node) else _inline(inlined, opset)
 
 
 def unsupported(nodes: Iterable[ir.Node]) -> str | None:
@@ -86,19 +97,48 @@ def unsupported(nodes: Iterable[ir.Node]) -> str | None:
     """
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
-        if not _is_importable(node.domain, node.op_type):
-            name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            found[name].append(repr(node.name or "unnamed"))
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        misread = _misread(node)
+        if misread or not _is_importable(node.domain, node.op_type):
+            found[name + misread].append(repr(node.name or "unnamed"))
     listed = [f"{name} (node {', '.join(names)})" for name, names in sorted(found.items())]
     return ", ".join(listed) or None
 
 
-def _is_function(name: str, opset: int) -> bool:
-    """Whether the importer lacks a standard operator that onnx defines by a function."""
-    if _is_importable("", name) or not onnx.defs.has(name, opset):
-        return False
-    schema = onnx.defs.get_schema(name, opset)
-    return bool(schema.has_function or schema.has_context_dependent_function)
+def _misread(node: ir.Node) -> str:
+    """What the importer would get wrong about `node`, as ` with attribute=value`; else empty."""
+    for name, value in MISREAD.get(node.op_type, {}).items():
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.value != value:
+            return f" with {name}={attribute.value}"
+    if node.op_type == "NonMaxSuppression" and any(
+        value is not None and value.const_value is None for value in node.inputs[2:]
+    ):
+        return " with limits that are no constants"
+    return ""
+
+
+def _schema_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
+    """Standard operators of `graph` that the importer lacks and onnx defines by a function."""
+    names = {
+        node.op_type
+        for node in graph.node
+        if node.domain in STANDARD
+        and (not _is_importable("", node.op_type) or _needs_more_outputs(node))
+    }
+    schemas = {
+        name: onnx.defs.get_schema(name, opset) for name in names if onnx.defs.has(name, opset)
+    }
+    return sorted(
+        name
+        for name, schema in schemas.items()
+        if schema.has_function or schema.has_context_dependent_function
+    )
+
+
+def _needs_more_outputs(node: onnx.NodeProto) -> bool:
+    """Mean and deviation of a layer norm, which the importer leaves out."""
+    return node.op_type == "LayerNormalization" and any(node.output[1:])
 
 
 def _is_importable(domain: str, op_type: str) -> bool:

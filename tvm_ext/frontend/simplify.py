@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
-from tvm_ext.frontend.affine import fold_affine
+from tvm_ext.frontend.affine import add_initialiser, fold_affine
 from tvm_ext.frontend.load import one_line
 
 LARGEST_CONSTANT = 1 << 28
@@ -32,7 +31,6 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
 
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     notes: list[str] = []
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _materialise_constants(model.graph)
     _drop_dropout(model)
     model = _attempt(
@@ -43,6 +41,8 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     )
     fold_affine(model.graph)
     model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
+    _materialise_constants(model.graph)
+    _widen_expand(model.graph)
     return model, tuple(notes)
 
 
@@ -77,22 +77,27 @@ def _quiet() -> Iterator[None]:
 
 
 def _materialise_constants(graph: ir.Graph) -> None:
-    """Turn `ConstantOfShape` of a known shape into an initialiser that takes no memory yet."""
+    """Turn `Constant`, and `ConstantOfShape` of a known shape, into initialisers.
+
+    The latter take no memory yet: all their elements are one.
+    """
     for node in list(graph):
-        if node.op_type != "ConstantOfShape" or node.domain or node.outputs[0].is_graph_output():
+        if node.domain or node.op_type not in ("Constant", "ConstantOfShape"):
             continue
-        shape = None if node.inputs[0] is None else ir.convenience.get_const_tensor(node.inputs[0])
-        if shape is None:
-            continue
-        filler = node.attributes.get("value")
-        value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
         old = node.outputs[0]
-        array = np.broadcast_to(value.reshape(()), tuple(shape.numpy().tolist()))
-        tensor = ir.Tensor(array, name=old.name)
+        tensor = ir.convenience.get_const_tensor(old)
+        if node.op_type == "ConstantOfShape" and node.inputs[0] is not None:
+            shape = ir.convenience.get_const_tensor(node.inputs[0])
+            if shape is not None:
+                filler = node.attributes.get("value")
+                value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
+                tensor = ir.Tensor(np.broadcast_to(value.reshape(()), shape.numpy().tolist()))
+        if tensor is None:
+            continue
         new = ir.Value(
             name=old.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
         )
-        ir.convenience.replace_all_uses_with(old, new)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         graph.remove(node, safe=True)
         graph.register_initializer(new)
 
@@ -107,3 +112,23 @@ def _drop_dropout(model: ir.Model) -> None:
             continue
         ir.convenience.replace_all_uses_with(result, node.inputs[0])
         model.graph.remove(node, safe=True)
+
+
+def _widen_expand(graph: ir.Graph) -> None:
+    """Give each `Expand` the shape of its result, which is all that TVM's importer understands.
+
+    ONNX broadcasts both ways: (3, 1) expanded to (1, 4), or to (4,), is (3, 4).
+    """
+    for node in graph:
+        if node.op_type != "Expand" or node.domain or None in node.inputs:
+            continue
+        source, target = node.inputs
+        assert source is not None
+        assert target is not None
+        wanted = ir.convenience.get_const_tensor(target)
+        if wanted is None or source.shape is None or not source.shape.is_static():
+            continue
+        shape = np.broadcast_shapes(source.shape.numpy(), wanted.numpy().tolist())
+        if list(shape) != wanted.numpy().tolist():
+            name = f"{node.outputs[0].name}_shape"
+            node.replace_input_with(1, add_initialiser(graph, name, np.array(shape, np.int64)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from tvm_ext.graph.layout_perm import identity
+from tvm_ext.graph.layout_perm import Perm, identity
 from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
 from tvm_ext.tvm_api import Call, IRModule, ir, relax, tvm
@@ -24,9 +24,9 @@ class ChannelsLast:
 
     Operators between convolutions follow (`layout_rules.RULES`), so conversions stay only at the
     borders and around operators without a rule; each value is converted at most once each way,
-    and only where it is used. Signatures keep their layout, and so does what leaves a dataflow
-    block, a branch of an `If` or a local function. Functions without a convolution in the plain
-    layout, or already grouped for a back end, are left as they are, so the pass is idempotent.
+    and only where it is used. Signatures keep their layout; the branches of an `If` and local
+    functions are left as they are, and so are functions without a convolution in the plain
+    layout, or already grouped for a back end. The pass is idempotent.
 
     It does the work of TVM's `ConvertLayout`, which fails on models that reshape or expand a
     four-dimensional tensor to another rank.
@@ -70,6 +70,8 @@ class _Rewriter(relax.PyExprMutator):
 
     def rewrite(self, func: relax.Function) -> relax.Function:
         self.layouts = Layouts(self.builder_, self.visit_expr)
+        self.crossing = _used_across_blocks(func.body)
+        self.returned = set(relax.analysis.free_vars(func.body.body))
         rewritten = self.visit_expr(func)
         self.replaced |= {name for (name, _), new in self.layouts.programs.items() if new}
         return rewritten
@@ -141,19 +143,27 @@ class _Rewriter(relax.PyExprMutator):
         placed = rule(self.layouts, binding.value)
         if placed is None:
             return False
-        output = output and placed.perm == identity(len(placed.perm))
+        output = output and placed.perm in self._output_layouts(binding.var, placed.perm, False)
         emit = self.builder_.emit_output if output else self.builder_.emit
         self._record(binding.var, _results(emit(placed.call, binding.var.name), placed))
         return True
 
     def _record(self, var: relax.Var, seen: Value | list[Value]) -> None:
-        """Remembers what a variable holds; what leaves a dataflow block leaves it plain."""
+        """Remembers what a variable holds, and hands what leaves a dataflow block out of it."""
         self.layouts.entries[var] = seen
         if isinstance(seen, Value) and self._is_output(var):
             emit = partial(self.builder_.emit_output, name_hint=var.name)
-            plain = self.layouts.to(seen, identity(seen.rank), emit)
-            if isinstance(plain, relax.DataflowVar):
-                seen.twins[seen.axes] = self.builder_.emit_output(plain, var.name)
+            for perm in self._output_layouts(var, seen.perm, seen.axes in seen.twins):
+                held = self.layouts.to(seen, perm, emit)
+                if isinstance(held, relax.DataflowVar):
+                    seen.twins[tuple(seen.axes[axis] for axis in perm)] = emit(held)
+
+    def _output_layouts(self, var: relax.Var, perm: Perm, has_plain: bool) -> list[Perm]:
+        """Plain for what the function returns; as it lies for what only later blocks use."""
+        plain = identity(len(perm))
+        if var not in self.crossing or perm == plain:
+            return [plain]
+        return [perm, plain] if has_plain or var in self.returned else [perm]
 
     def _is_output(self, var: relax.Var) -> bool:
         return self.builder_.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar)
@@ -171,6 +181,18 @@ def _results(var: relax.Var, placed: Placed) -> Value | list[Value]:
         Value.of(ir.TupleGetItem(var, i), placed.perm if ty.ndim == rank else identity(ty.ndim))
         for i, ty in enumerate(var.ty.fields)
     ]
+
+
+def _used_across_blocks(body: relax.SeqExpr) -> set[relax.Var]:
+    """The variables that a block defines and a later block uses."""
+    home: dict[relax.Var, int] = {}
+    crossing: set[relax.Var] = set()
+    for index, block in enumerate(body.blocks):
+        for binding in block.bindings:
+            used = relax.analysis.free_vars(binding.value)
+            crossing.update(var for var in used if home.get(var, index) != index)
+            home[binding.var] = index
+    return crossing
 
 
 def _without_unused(mod: IRModule, names: set[ir.GlobalVar]) -> IRModule:

@@ -169,16 +169,16 @@ class Layouts:
 
     @contextmanager
     def dataflow_block(self) -> Iterator[None]:
-        """Forgets, at its end, all that a dataflow block did but its outputs, which are plain."""
+        """Forgets, at its end, all that a dataflow block keeps to itself."""
         outer = {expr: _copy(entry) for expr, entry in self.entries.items()}
         yield
         for expr, entry in self.entries.items():
-            if isinstance(expr, GenericConst):
-                outer[expr] = entry
-            elif expr not in outer and isinstance(entry, Value) and entry.axes in entry.twins:
-                plain = entry.twins[entry.axes]
-                if not isinstance(plain, relax.DataflowVar):
-                    outer[expr] = Value.of(plain, identity(entry.rank))
+            if isinstance(entry, Value) and (isinstance(expr, GenericConst) or expr not in outer):
+                twins = {perm: twin for perm, twin in entry.twins.items() if _is_visible(twin)}
+                if twins:
+                    preferred = tuple(entry.axes[axis] for axis in entry.perm) in twins
+                    perm = entry.perm if preferred else identity(entry.rank)
+                    outer[expr] = Value(twins, entry.axes, perm)
         self.entries = outer
 
     def _emitted(self, value: Value, base: Perm) -> relax.Expr:
@@ -186,6 +186,11 @@ class Layouts:
         if isinstance(value.twins[base], relax.TupleGetItem):
             value.twins[base] = self.builder.emit(value.twins[base])
         return value.twins[base]
+
+
+def _is_visible(expr: relax.Expr) -> bool:
+    """Whether later blocks may use an expression of a dataflow block."""
+    return isinstance(expr, (relax.Var, GenericConst)) and not isinstance(expr, relax.DataflowVar)
 
 
 def _copy(entry: Value | list[Value]) -> Value | list[Value]:

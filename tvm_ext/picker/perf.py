@@ -96,51 +96,57 @@ def compute_cycles(
     return cycles
 
 
-def level_bytes(
-    graph: TileGraph,
-    node: TileNode,
-    plan: TilePlan,
-    core: Tile,
-    capacity_bytes: float,
-    line_bytes: int,
-) -> float:
-    """Bytes one core tile pulls into a level of that capacity.
+class Nest:
+    """The loops of one core tile, with the data each sub-nest touches.
 
-    The loops inside a core tile are walked from the innermost outwards while the data they touch
-    fits; what a loop outside that point advances over must be fetched again.
+    Depth d is the sub-nest inside the first d loops; the innermost body is the register tile.
     """
-    register = plan.at("register")
-    space = [axis for axis in plan.order if axis in node.space]
-    reduce = [axis for axis in plan.order if axis in node.reduce]
-    full = [
-        node.axes[i].extent if i in node.reduce else core.extents[i] for i in range(len(node.axes))
-    ]
-    extents = list(register.extents)
-    nest = [*space, *reduce]
-    accesses = (*node.reads, node.write)
-    resident = 0
-    for depth in range(len(nest), -1, -1):
-        if depth < len(nest):
-            extents[nest[depth]] = full[nest[depth]]
-        held = sum(
-            access_bytes(graph, access, Tile(tuple(extents)), line_bytes) for access in accesses
+
+    def __init__(
+        self, graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, line_bytes: int
+    ) -> None:
+        self._graph = graph
+        self._accesses = (*node.reads, node.write)
+        self._line_bytes = line_bytes
+        register = plan.at("register").extents
+        space = [axis for axis in plan.order if axis in node.space]
+        self._loops = [*space, *(axis for axis in plan.order if axis in node.reduce)]
+        full = [
+            axis.extent if axis.kind == "reduce" else core.extents[place]
+            for place, axis in enumerate(node.axes)
+        ]
+        self._counts = {axis: -(-full[axis] // register[axis]) for axis in self._loops}
+        self._tiles = [Tile(register)]
+        extents = list(register)
+        for axis in reversed(self._loops):
+            extents[axis] = full[axis]
+            self._tiles.append(Tile(tuple(extents)))
+        self._tiles.reverse()
+        self._bytes = [
+            [access_bytes(graph, access, tile, line_bytes) for access in self._accesses]
+            for tile in self._tiles
+        ]
+
+    def bytes_into(self, capacity_bytes: float) -> float:
+        """Bytes one core tile pulls into a level of that capacity.
+
+        The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
+        is fetched again, except where the loops right outside it leave an access in place.
+        """
+        depth = next(
+            (d for d, held in enumerate(self._bytes) if sum(held) <= capacity_bytes),
+            len(self._loops),
         )
-        if held > capacity_bytes and depth < len(nest):
-            extents[nest[depth]] = register.extents[nest[depth]]
-            resident = depth + 1
-            break
-    tile = Tile(tuple(extents))
-    total = 0.0
-    for access in accesses:
-        loads, still = 1, True
-        for axis in reversed(nest[:resident]):
-            count = -(-full[axis] // register.extents[axis])
-            if still and not access.uses(axis):
-                continue
-            still = still and count == 1
-            loads *= count
-        total += loads * access_bytes(graph, access, tile, line_bytes)
-    return total
+        total = 0.0
+        for place, access in enumerate(self._accesses):
+            loads, still = 1, True
+            for axis in reversed(self._loops[:depth]):
+                if still and not access.uses(axis):
+                    continue
+                still = still and self._counts[axis] == 1
+                loads *= self._counts[axis]
+            total += loads * self._bytes[depth][place]
+        return total
 
 
 def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
@@ -175,12 +181,13 @@ def _task(
 ) -> tuple[float, float, str]:
     """Compute and memory time of one core tile, and the memory level that binds."""
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw)
+    nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     memory_us, bound = 0.0, "compute"
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
-        moved = level_bytes(graph, node, plan, core, capacity, level.line_bytes)
+        moved = nest.bytes_into(capacity)
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name

@@ -43,7 +43,9 @@ def export(executable: Any, path: Path, manifest: Manifest) -> Path:
             executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
             os.replace(built, path)
     except OSError as error:
-        raise ArtifactError(f"artifact {path}: {error.strerror or error}; nothing written") from error
+        raise ArtifactError(
+            f"artifact {path}: {error.strerror or error}; nothing written"
+        ) from error
     except RuntimeError as error:
         raise ArtifactError(
             f"artifact {path}: linking failed: {_last_line(error)}; nothing written"
@@ -76,7 +78,9 @@ def _linker(manifest: Manifest) -> Any:
     from tvm.support import cc
 
     arm = "aarch64" in manifest.target
-    names = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++") if arm else ("g++", "gcc", "cc", "clang")
+    names = (
+        ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++") if arm else ("g++", "gcc", "cc", "clang")
+    )
     if arm and os.uname().machine == "aarch64":
         names = ("g++", "gcc", "cc", "clang")
     for name in names:

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from tvm_ext.errors import InputError
-from tvm_ext.runtime.artifact import export
 from tvm_ext.records.manifest import Manifest, TensorInfo
+from tvm_ext.runtime.artifact import export
 from tvm_ext.tvm_api import relax, tvm
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 import msgspec
 
 from tvm_ext.tile.axis import Axis
+
+
+@lru_cache(maxsize=4096)
+def _terms(coeffs: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The axes an index depends on with the size of their steps; most indices have one."""
+    return tuple((axis, abs(step)) for axis, step in enumerate(coeffs) if step)
 
 
 class AffineDim(msgspec.Struct, frozen=True):
@@ -22,10 +29,12 @@ class AffineDim(msgspec.Struct, frozen=True):
 
         Exact for one axis or unit strides; an upper bound (the hull) otherwise.
         """
-        hull = sum(abs(c) * (e - 1) for c, e in zip(self.coeffs, extents, strict=True)) + 1
-        count = -(-hull // self.div) if self.div > 1 else hull
-        if self.div == 1:
-            count = min(count, prod(e for c, e in zip(self.coeffs, extents, strict=True) if c))
+        hull, points = 1, 1
+        for axis, step in _terms(self.coeffs):
+            extent = extents[axis]
+            hull += step * (extent - 1)
+            points *= extent
+        count = min(hull, points) if self.div == 1 else -(-hull // self.div)
         return min(count, self.mod) if self.mod else count
 
     def uses(self, axis: int) -> bool:

@@ -1,11 +1,11 @@
 """Between TIR and tiles: PrimFuncs in, TileGraphs out; TilePlans in, schedules out.
 
-  read        blocks to nodes, buffer indices to affine maps
-  prepare     inline what is free, number the stages
-  write       a plan to a schedule, one rule a file: write_tile, write_rows, write_flat
-  signature   what a function computes, independent of names
-  reference   what it should compute, in numpy (stages, expression, demand, evaluate)
-  compare     which elements to check, and whether a kernel's are close enough
+read        blocks to nodes, buffer indices to affine maps
+prepare     inline what is free, number the stages
+write       a plan to a schedule, one rule a file: write_tile, write_rows, write_flat
+signature   what a function computes, independent of names
+reference   what it should compute, in numpy (stages, expression, demand, evaluate)
+compare     which elements to check, and whether a kernel's are close enough
 """
 
 from tvm_ext.tir.prepare import Prepared, prepare

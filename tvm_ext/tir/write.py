@@ -15,7 +15,6 @@ from tvm_ext.tvm_api import PrimFunc, ScheduleError, mark_scheduled
 Rule = Callable[[Prepared, TilePlan], None]
 
 
-
 def _write_nothing(prepared: Prepared, plan: TilePlan) -> None:
     """The `loose` rule: no stage is tiled, all are written loosely."""
 

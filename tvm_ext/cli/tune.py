@@ -1,0 +1,168 @@
+"""`python -m tvm_ext.tune`: measure plans into a log and compile the best of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tvm_ext.cli.common import (
+    Answer,
+    Parser,
+    add_common,
+    add_model,
+    check_output,
+    duration_s,
+    note_lines,
+    positive,
+    run_main,
+    shapes_of,
+    text_style,
+)
+from tvm_ext.cli.progress import Watcher
+from tvm_ext.errors import ArtifactError
+from tvm_ext.records.manifest import Group, Manifest
+from tvm_ext.report.groups import group_us, sources
+from tvm_ext.report.text import draw, us_text
+from tvm_ext.report.tune_table import failures, tune_table
+
+IMPORTS = "from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan"
+
+
+def make_parser() -> Parser:
+    """The command's arguments."""
+    parser = Parser(
+        prog="python -m tvm_ext.tune",
+        description="Measure plans for every kernel of a model on this machine, keep them in a\n"
+        "log, and write the model compiled with the best. Run it again to go on: what\n"
+        "the log has is not measured again. Ctrl-C stops it with the best so far.",
+        example="python -m tvm_ext.tune model.onnx --shape input=1,3,224,224 --trials 500 "
+        "--time 10m -o model.so",
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--trials",
+        type=positive,
+        default=200,
+        metavar="N",
+        help="measurements in all, those in the log included (200)",
+    )
+    parser.add_argument(
+        "--time", type=duration_s, metavar="10m", help="stop measuring after so long (no limit)"
+    )
+    parser.add_argument(
+        "--log", default="tuning_logs", help="folder or .jsonl file of the log (tuning_logs)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="model.so", help="artifact to write (the model's name, here)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the search and of test data (0)")
+    add_common(parser)
+    return parser
+
+
+def work(args: argparse.Namespace) -> Answer:
+    """Tunes and says what came of it."""
+    output = check_output(args.output or f"{Path(args.model).stem}.so", ".so")
+    shapes = shapes_of(args.shape)
+    started = time.monotonic()
+    with Watcher(args.model, args.trials, quiet=args.json) as watcher:
+        from tvm_ext.tuner import tune
+
+        compiled = tune(
+            args.model,
+            args.target,
+            trials=args.trials,
+            log=args.log,
+            time_budget_s=args.time,
+            seed=args.seed,
+            shapes=shapes,
+            num_threads=args.threads,
+            watch=watcher,
+        )
+    seconds = time.monotonic() - started
+    manifest: Manifest = compiled.manifest
+    command = replay_command(args, output, manifest)
+    try:
+        compiled.save(output)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{error}; what was measured is in {args.log}, to compile it again: {command}"
+        ) from error
+    hottest = hottest_kernel(manifest)
+    data: dict[str, Any] = {
+        "model": args.model,
+        "artifact": str(output),
+        "log": args.log,
+        "replay": command,
+        "seconds": seconds,
+        "trials": watcher.done,
+        "hardware": manifest.hardware,
+        "hardware_name": manifest.hardware_name,
+        "num_threads": manifest.num_threads,
+        "kernels": sources(manifest),
+        "tasks": [line.to_dict() for line in watcher.lines],
+        "failures": failures(watcher.lines),
+        "hottest": msgspec.to_builtins(hottest) if hottest else None,
+        "code_hash": manifest.code_hash,
+        "notes": manifest.notes,
+    }
+    return Answer(_text(data, watcher, hottest), data)
+
+
+def replay_command(args: argparse.Namespace, output: Path, manifest: Manifest) -> str:
+    """What to type to get the same artifact again without measuring; strict if it can be."""
+    words = ["python", "-m", "tvm_ext.replay", args.model, "--log", args.log, "-o", str(output)]
+    if args.target != "cpu":
+        words += ["--target", args.target]
+    for shape in args.shape:
+        words += ["--shape", shape]
+    if args.threads:
+        words += ["--threads", str(args.threads)]
+    # A kernel without traffic of its own has no tasks, so no record is asked of it.
+    if all(group.source == "log" or not group.io_bytes for group in manifest.groups):
+        words.append("--strict")
+    return shlex.join(words)
+
+
+def hottest_kernel(manifest: Manifest) -> Group | None:
+    """The kernel with a plan that takes most of the model's time."""
+    planned = [group for group in manifest.groups if group.plan is not None]
+    return max(planned, key=lambda group: group.calls * group_us(group), default=None)
+
+
+def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None) -> str:
+    kernels = ", ".join(f"{source} {count}" for source, count in data["kernels"].items())
+    failed = ", ".join(f"{kind} {count}" for kind, count in data["failures"].items())
+    blocks = []
+    if watcher.lines:
+        blocks.append(draw(tune_table(watcher.lines), **text_style()))
+    lines = [
+        f"tuned {data['model']} in {data['seconds']:.0f} s, "
+        f"for {data['hardware_name']} ({data['hardware']}), {data['num_threads']} threads",
+        f"kernels   {kernels}",
+        f"failures  {failed or 'none'}",
+        *note_lines(data["notes"]),
+        f"log       {data['log']}",
+        f"artifact  {data['artifact']}",
+        f"replay    {data['replay']}",
+    ]
+    blocks.append("\n".join(lines))
+    if hottest is not None:
+        what = "measured" if hottest.measured_us else "predicted"
+        blocks.append(
+            f"# plan of the kernel that takes longest: {hottest.kind}, {hottest.calls} calls, "
+            f"{us_text(group_us(hottest))} us each ({what})\n"
+            f"{IMPORTS}\n\nplan = {hottest.plan!r}"
+        )
+    return "\n\n".join(blocks)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return run_main(make_parser(), work, argv)

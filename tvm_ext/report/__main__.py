@@ -1,0 +1,5 @@
+"""`python -m tvm_ext.report model.so`: the command in `tvm_ext.cli.report`."""
+
+from tvm_ext.cli.report import main
+
+raise SystemExit(main())

@@ -134,7 +134,7 @@ def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compil
     """Loads an artifact written by `Compiled.save`. Raises ArtifactError."""
     use_threads(num_threads or physical_cores())
     executable, manifest = load_artifact(Path(path))
-    return Compiled(executable, manifest)
+    return Compiled(executable, manifest, Path(path))
 
 
 def plan_all(lowered: Lowered, database: Database | None) -> dict[str, Planned]:

@@ -15,10 +15,11 @@ Build = Callable[..., Any]
 
 
 class Case(NamedTuple):
-    """A Relax function as `build(emit, *inputs)`; each input is a shape or a (shape, dtype)."""
+    """A Relax function as `build(emit, *inputs)`, and the shape and dtype of each input."""
 
+    group: str
     build: Build
-    inputs: tuple[Any, ...]
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
 
 
 CASES: dict[str, Case] = {}
@@ -34,12 +35,21 @@ LEFT_TO_TVM = {
     "argmax_flat": "a reduction of pairs",
     "argmin": "a reduction of pairs",
 }
-"""Cases with a group that no plan of the picker covers, and why; all others must be picked."""
+"""Cases whose work no plan of the picker covers, and why; in all others every stage is planned."""
+
+_group = ""
 
 
 def case(name: str, build: Build, *inputs: Any) -> None:
+    """Adds a case; an input is a shape, of float32, or a (shape, dtype)."""
     assert name not in CASES, name
-    CASES[name] = Case(build, inputs)
+    typed = (i if i and isinstance(i[-1], str) else (i, "float32") for i in inputs)
+    CASES[name] = Case(_group, build, tuple(typed))
+
+
+def names(*groups: str) -> list[str]:
+    """Names of the cases of some groups, or of all."""
+    return [name for name, case in CASES.items() if not groups or case.group in groups]
 
 
 def const(*shape: int, positive: bool = False) -> Any:
@@ -52,10 +62,10 @@ def const(*shape: int, positive: bool = False) -> Any:
 def module(case: Case) -> IRModule:
     """The case as a module with one function, `main`."""
     builder = relax.BlockBuilder()
-    params = []
-    for place, given in enumerate(case.inputs):
-        shape, dtype = given if given and isinstance(given[-1], str) else (given, "float32")
-        params.append(relax.Var(f"x{place}", relax.TensorType(shape, dtype)))
+    params = [
+        relax.Var(f"x{place}", relax.TensorType(shape, dtype))
+        for place, (shape, dtype) in enumerate(case.inputs)
+    ]
     with builder.function("main", params):
         with builder.dataflow():
             result = builder.emit_output(case.build(builder.emit, *params))
@@ -224,7 +234,13 @@ def _rows() -> None:
     case(
         "batch_norm",
         lambda e, x: e(
-            e(nn.batch_norm(x, const(5), const(5), const(5), const(5, positive=True), axis=1))[0]
+            e(
+                nn.batch_norm(
+                    *(x, const(5), const(5), const(5), const(5, positive=True)),
+                    axis=1,
+                    training=False,
+                )
+            )[0]
         ),
         x,
     )
@@ -392,4 +408,5 @@ def _value(value: float) -> Any:
 
 
 for fill in (_convolutions, _products, _pooling, _rows, _reductions, _movement, _elementwise):
+    _group = fill.__name__.strip("_")
     fill()

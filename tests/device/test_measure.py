@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -325,6 +326,24 @@ def test_worker_killed_while_idle_is_replaced():
         worker.send_signal(signal.SIGKILL)
         psutil.wait_procs([worker], timeout=10)
         assert timed(measurer.measure([job(double)])[0])
+
+
+def test_worker_killed_over_a_kernel_fails_that_kernel_only():
+    def kill_worker():
+        worker = started_since(others)
+        while not worker.children():
+            time.sleep(0.01)
+        worker.kill()
+
+    others = psutil.Process().children()
+    with Measurer(TARGET, num_threads=1, timeout_s=60.0) as measurer:
+        measurer.measure([job(double)])
+        killer = threading.Thread(target=kill_worker)
+        killer.start()
+        outcomes = measurer.measure([job(hang), job(double)])
+        killer.join()
+    assert outcomes[0].failure.kind == "crash"
+    assert timed(outcomes[1])
 
 
 def sabotage(monkeypatch: pytest.MonkeyPatch, deed: str) -> None:

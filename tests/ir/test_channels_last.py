@@ -233,6 +233,25 @@ def test_lowered_operators_that_reduce_stay():
     assert len(calls(result, "permute_dims")) == BORDERS
 
 
+def test_lowered_operators_that_never_read_an_input_stay():
+    def build(b, x):
+        return b.call_te(topi.full_like, b.emit(conv(x)), 1.0)
+
+    assert len(calls(converted(module(build, SHAPE)), "permute_dims")) == BORDERS
+
+
+def test_a_lowered_operator_that_others_still_call_is_kept():
+    def build(b, x):
+        double = b.call_te(lambda t: topi.add(t, t), x)
+        y = b.emit(conv(b.emit(double), 6))
+        return b.emit(relax.call_tir(double.args[0], [y], x.ty))
+
+    mod = module(build, SHAPE)
+    result = converted(mod)
+    names = {name.name_hint for name in mod.get_global_vars()}
+    assert names < {name.name_hint for name in result.get_global_vars()}
+
+
 UNCHANGED = {
     "no_convolution": lambda b, x: nn.softmax(
         op.permute_dims(op.permute_dims(nn.max_pool2d(x, 2), LAST), FIRST), 1

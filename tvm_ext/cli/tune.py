@@ -156,8 +156,8 @@ def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None) -> str:
     if hottest is not None:
         what = "measured" if hottest.measured_us else "predicted"
         blocks.append(
-            f"# plan of the kernel that takes longest: {hottest.kind}, {hottest.calls} calls, "
-            f"{us_text(group_us(hottest))} us each ({what})\n"
+            f"# plan of the kernel that takes longest: {hottest.kind}, {hottest.calls} x "
+            f"{us_text(group_us(hottest))} us ({what})\n"
             f"{IMPORTS}\n\nplan = {hottest.plan!r}"
         )
     return "\n\n".join(blocks)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from tvm_ext.compute.blocking import choose_block, choose_group_block, padded
+from tvm_ext.compute.dense import crop
 from tvm_ext.tvm_api import te, topi
 
 Tensor = Any
@@ -81,9 +82,8 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     grouped = geometry.groups > 1 and not geometry.depthwise
     if any((*geometry.pad_before, *geometry.pad_after)):
         flat = (0,) * (len(x.shape) - rank - 1)
-        x = topi.nn.pad(
-            x, (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat), name="pad"
-        )
+        before, after = (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat)
+        x = topi.nn.pad(x, before, after, name="pad")
     spatial = [int(size) for size in x.shape[1 : rank + 1]]
     out = tuple(
         (size - (k - 1) * d - 1) // s + 1
@@ -112,13 +112,11 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
 
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
-        source = (n, *position(place), *((o // per_group,) if grouped else ()), channel)
-        return te.sum(
-            x[source] * weight[(o // block, *taps, channel, o % block)], axis=[*taps, channel]
-        )
+        group = (o // per_group,) if grouped else ()
+        element = x[(n, *position(place), *group, channel)]
+        weighted = element * weight[(o // block, *taps, channel, o % block)]
+        return te.sum(weighted, axis=[*taps, channel])
 
     channels = padded(geometry.out_channels, block)
     y = te.compute((x.shape[0], *out, channels), dense, name="conv")
-    if channels == geometry.out_channels:
-        return y
-    return te.compute((x.shape[0], *out, geometry.out_channels), lambda *i: y[i], name="crop")
+    return crop(y, geometry.out_channels)

@@ -1,6 +1,6 @@
-"""Matrix multiplication by a constant, packed into blocks of output columns.
+"""Matrix multiplication: by a constant packed into blocks of output columns, or of two tensors.
 
-y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
+    y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.blocking import choose_block, padded
-from tvm_ext.tvm_api import te
+from tvm_ext.tvm_api import te, topi
 
 Tensor = Any
 
@@ -25,15 +25,39 @@ def pack_matrix(weight: np.ndarray, lanes: int) -> np.ndarray:
     return np.ascontiguousarray(weight.reshape(inner, columns // block, block).transpose(1, 0, 2))
 
 
+def crop(x: Tensor, columns: int) -> Tensor:
+    """The first `columns` of the last axis; an epilogue takes it in."""
+    if int(x.shape[-1]) == columns:
+        return x
+    return te.compute((*x.shape[:-1], columns), lambda *at: x[at], name="crop")
+
+
 def dense(x: Tensor, weight: Tensor, columns: int) -> Tensor:
     """x [.., K] times the packed matrix, [.., columns]."""
     blocks, inner, block = (int(extent) for extent in weight.shape)
     k = te.reduce_axis((0, inner), name="k")
-    y = te.compute(
-        (*x.shape[:-1], blocks * block),
-        lambda *at: te.sum(x[(*at[:-1], k)] * weight[at[-1] // block, k, at[-1] % block], axis=k),
-        name="dense",
-    )
-    if blocks * block == columns:
-        return y
-    return te.compute((*x.shape[:-1], columns), lambda *at: y[at], name="crop")
+
+    def body(*at: Any) -> Any:
+        *rows, j = at
+        return te.sum(x[(*rows, k)] * weight[j // block, k, j % block], axis=k)
+
+    return crop(te.compute((*x.shape[:-1], blocks * block), body, name="dense"), columns)
+
+
+def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
+    """a [batch.., M, K] times b [batch.., K, N], batch axes equal.
+
+    N is padded to whole vectors first: the copy of b is small beside the product, and the product
+    then has no vector tail.
+    """
+    columns = int(b.shape[-1])
+    if columns % lanes:
+        after = [*(0 for _ in b.shape[:-1]), padded(columns, lanes) - columns]
+        b = topi.nn.pad(b, [0] * len(b.shape), after, name="pad_columns")
+    k = te.reduce_axis((0, int(b.shape[-2])), name="k")
+
+    def body(*at: Any) -> Any:
+        *batch, i, j = at
+        return te.sum(a[(*batch, i, k)] * b[(*batch, k, j)], axis=k)
+
+    return crop(te.compute((*a.shape[:-1], b.shape[-1]), body, name="matmul"), columns)

@@ -1,6 +1,10 @@
-"""Softmax and the normalisations, stage by stage, with the variance taken about the mean.
+"""Reductions, softmax and the normalisations, stage by stage.
 
-TVM's own layer norm computes E[x²] - E[x]² in one pass, which cancels in float32.
+The variance is taken about the mean; TVM's own layer norm computes E[x²] - E[x]² in one pass, which
+cancels in float32. A row whose length is not a multiple of the vector is reduced in two parts, so
+that the long one runs in whole vectors:
+
+    s = sum over k < 197 of x[k]   →   m = sum over k < 192; t = sum over 192 <= k < 197; s = m + t
 """
 
 from __future__ import annotations
@@ -12,72 +16,140 @@ from tvm_ext.compute import maths
 from tvm_ext.tvm_api import te, tirx
 
 Tensor = Any
+Value = Callable[[Any, tuple[Any, ...]], Any]
+
+COMBINE: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
+    "sum": (te.sum, lambda a, b: a + b),
+    "max": (te.max, tirx.max),
+    "min": (te.min, tirx.min),
+}
 
 
-def _reduce(
+def reduce_axes(
     x: Tensor,
     axes: Sequence[int],
+    how: str,
+    lanes: int,
     name: str,
-    combine: Callable[..., Any],
-    value: Callable[..., Any],
+    value: Value = lambda element, _: element,
 ) -> Tensor:
-    """Reduces `value(element, kept)` over `axes`; the result keeps the other axes."""
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    loops = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
+    """Reduces `value(element, kept index)` over `axes`; the result has the other axes, or [1]."""
+    extent = int(x.shape[-1])
+    tail = extent % lanes
+    if len(x.shape) - 1 not in axes or not tail or extent < 2 * lanes:
+        return _part(x, axes, how, name, value, 0, extent)
+    main = _part(x, axes, how, name, value, 0, extent - tail)
+    rest = _part(x, axes, how, f"{name}_tail", value, extent - tail, tail)
+    join = COMBINE[how][1]
+    return te.compute(main.shape, lambda *at: join(main[at], rest[at]), name=f"{name}_all")
+
+
+def _part(
+    x: Tensor, axes: Sequence[int], how: str, name: str, value: Value, start: int, count: int
+) -> Tensor:
+    """The reduction with the last axis limited to [start, start + count), if it is reduced."""
+    rank = len(x.shape)
+    kept = [axis for axis in range(rank) if axis not in axes]
+    extents = [*(int(extent) for extent in x.shape[:-1]), count]
+    loops = {axis: te.reduce_axis((0, extents[axis]), name=f"k{axis}") for axis in axes}
 
     def body(*at: Any) -> Any:
+        at = at if kept else ()
         index = dict(zip(kept, at, strict=True)) | loops
-        place = tuple(index[axis] for axis in range(len(x.shape)))
-        return combine(value(x[place], at), axis=list(loops.values()))
+        place = [index[axis] for axis in range(rank)]
+        if start:
+            place[-1] = place[-1] + start
+        return COMBINE[how][0](value(x[tuple(place)], at), axis=list(loops.values()))
 
-    return te.compute(
-        tuple(x.shape[axis] for axis in kept) or (1,), body if kept else _single(body), name=name
-    )
-
-
-def _single(body: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _: body()
+    return te.compute(tuple(x.shape[axis] for axis in kept) or (1,), body, name=name)
 
 
-def _at(tensor: Tensor, index: Sequence[Any], axes: Sequence[int]) -> Any:
-    """The element of a reduced tensor that belongs to a full index."""
-    kept = tuple(i for axis, i in enumerate(index) if axis not in axes)
+def kept_index(index: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
+    """The index of a reduced tensor's element that belongs to a full index."""
+    return tuple(i for axis, i in enumerate(index) if axis not in axes)
+
+
+def _at(tensor: Tensor, kept: tuple[Any, ...]) -> Any:
     return tensor[kept or (0,)]
 
 
-def softmax(x: Tensor, axis: int, log: bool = False) -> Tensor:
+def softmax(x: Tensor, axis: int, lanes: int, log: bool = False) -> Tensor:
     """Softmax (or its logarithm) along one axis, the row maximum taken out first."""
-    top = _reduce(x, [axis], "row_max", te.max, lambda v, _: v)
+    axes = [axis]
+    top = reduce_axes(x, axes, "max", lanes, "row_max")
     if log:
-        total = _reduce(x, [axis], "row_sum", te.sum, lambda v, at: maths.exp(v - top[at]))
-        return te.compute(
-            x.shape,
-            lambda *at: x[at] - _at(top, at, [axis]) - tirx.log(_at(total, at, [axis])),
-            name="log_softmax",
+        total = reduce_axes(
+            x, axes, "sum", lanes, "row_sum", lambda v, kept: maths.exp(v - _at(top, kept))
         )
-    power = te.compute(x.shape, lambda *at: maths.exp(x[at] - _at(top, at, [axis])), name="row_exp")
-    total = _reduce(power, [axis], "row_sum", te.sum, lambda v, _: v)
-    return te.compute(x.shape, lambda *at: power[at] / _at(total, at, [axis]), name="softmax")
+
+        def log_body(*at: Any) -> Any:
+            kept = kept_index(at, axes)
+            return x[at] - _at(top, kept) - tirx.log(_at(total, kept))
+
+        return te.compute(x.shape, log_body, name="log_softmax")
+    power = te.compute(
+        x.shape,
+        lambda *at: maths.exp(x[at] - _at(top, kept_index(at, axes))),
+        name="row_exp",
+    )
+    total = reduce_axes(power, axes, "sum", lanes, "row_sum")
+    return te.compute(
+        x.shape, lambda *at: power[at] / _at(total, kept_index(at, axes)), name="softmax"
+    )
 
 
 def normalise(
-    x: Tensor, axes: Sequence[int], epsilon: float, scale: Callable[..., Any], centre: bool = True
+    x: Tensor,
+    axes: Sequence[int],
+    epsilon: float,
+    scale: Callable[[Sequence[Any], Any], Any],
+    lanes: int,
+    centre: bool = True,
 ) -> Tensor:
     """`scale(index, (x - mean) / sqrt(variance + epsilon))` over `axes`; RMS without `centre`."""
     count = 1
     for axis in axes:
         count *= int(x.shape[axis])
     inverse = tirx.const(1.0 / count, x.dtype)
-    total = _reduce(x, axes, "row_sum", te.sum, lambda v, _: v) if centre else None
+    total = reduce_axes(x, axes, "sum", lanes, "row_sum") if centre else None
 
-    def centred(value: Any, at: Sequence[Any]) -> Any:
-        return value - total[at or (0,)] * inverse if total is not None else value
+    def centred(element: Any, kept: tuple[Any, ...]) -> Any:
+        return element if total is None else element - _at(total, kept) * inverse
 
-    squares = _reduce(x, axes, "row_square", te.sum, lambda v, at: centred(v, at) * centred(v, at))
+    squares = reduce_axes(
+        x,
+        axes,
+        "sum",
+        lanes,
+        "row_square",
+        lambda v, kept: centred(v, kept) * centred(v, kept),
+    )
 
     def body(*at: Any) -> Any:
-        kept = tuple(i for axis, i in enumerate(at) if axis not in axes)
-        spread = _at(squares, at, axes) * inverse + tirx.const(epsilon, x.dtype)
+        kept = kept_index(at, axes)
+        spread = _at(squares, kept) * inverse + tirx.const(epsilon, x.dtype)
         return scale(at, centred(x[at], kept) * tirx.rsqrt(spread))
 
     return te.compute(x.shape, body, name="normalise")
+
+
+def reduction(x: Tensor, axes: Sequence[int], how: str, keepdims: bool, lanes: int) -> Tensor:
+    """`sum`, `mean`, `max` or `min` over `axes`."""
+    base = reduce_axes(x, axes, "sum" if how == "mean" else how, lanes, "reduced")
+    count = 1
+    for axis in axes:
+        count *= int(x.shape[axis])
+    factor = tirx.const(1.0 / count, x.dtype) if how == "mean" else None
+    shape = [
+        1 if axis in axes else extent
+        for axis, extent in enumerate(x.shape)
+        if keepdims or axis not in axes
+    ]
+
+    def body(*at: Any) -> Any:
+        element = _at(base, kept_index(at, axes) if keepdims else at)
+        return element if factor is None else element * factor
+
+    if how != "mean" and not keepdims and shape:
+        return base
+    return te.compute(shape, body, name=how)

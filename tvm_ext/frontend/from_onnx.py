@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
-import tvm
-from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.load import detach_weights, load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
-from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes
+from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import simplify
+from tvm_ext.tvm_api import IRModule, relax, tirx, tvm, tvm_version
 
 C_KEYWORD = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|"
@@ -50,7 +49,7 @@ class ImportedModel:
     `main` returns the tensor itself where there is one output, else a tuple in model order.
     """
 
-    mod: tvm.IRModule
+    mod: IRModule
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
@@ -70,20 +69,18 @@ def import_onnx(
     listed), or the importer fails on a node; ShapeError: as `resolve_shapes`.
     """
     proto = load_onnx(source)
+    dtypes = _input_dtypes(proto)
     resolved = resolve_shapes(proto, shapes)
     output_names = [value.name for value in proto.graph.output]
     light, weights = detach_weights(proto)
     apply_shapes(light, resolved)
     name_nodes(light.graph)
-    model = _attach_weights(ir.from_proto(modernise(light)), weights)
+    model = _attach_weights(_to_ir(modernise(light)), weights)
     model, notes = simplify(model)
     lacking = unsupported(model.graph.all_nodes())
     if lacking is not None:
         raise ModelError(f"operators that cannot be compiled: {lacking}; export without them")
-    inputs = tuple(
-        TensorInfo(name, _dtype(name, value), shape)
-        for (name, shape), value in zip(resolved.items(), model.graph.inputs, strict=True)
-    )
+    inputs = tuple(TensorInfo(name, dtypes[name], shape) for name, shape in resolved.items())
     for value, name in zip(model.graph.inputs, _identifiers(model.graph, resolved), strict=True):
         value.name = name
     weights_left = {
@@ -100,19 +97,35 @@ def import_onnx(
     return ImportedModel(mod, inputs, outputs, notes, constant_bytes)
 
 
+def _input_dtypes(model: onnx.ModelProto) -> dict[str, str]:
+    dtypes = {}
+    for value in runtime_inputs(model):
+        if not value.type.HasField("tensor_type"):
+            kind = str(value.type.WhichOneof("value")).removesuffix("_type")
+            raise ModelError(f"input {value.name!r} is a {kind}; only tensors can be compiled")
+        element = ir.DataType(value.type.tensor_type.elem_type)
+        if element == ir.DataType.STRING:
+            raise ModelError(f"input {value.name!r} holds strings; convert them outside the model")
+        dtypes[value.name] = element.numpy().name
+    return dtypes
+
+
 class _Importer(ONNXGraphImporter):
     """TVM's importer, given the weights apart, that remembers which node it is at."""
 
     def __init__(self, weights: Mapping[str, ir.TensorProtocol]) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
-        self.at: str | None = None
+        self.at = "the graph"
+        self.in_block = False
         self._weights = weights
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, tensor in self._weights.items():
+            self.at = f"constant {name!r} of shape {tuple(tensor.shape)}"
             self._nodes[name] = relax.const(_tensor(tensor.numpy()))
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        self.in_block = True
         for node in graph.node:
             self.at = f"{node.op_type} (node {node.name!r})"
             super()._construct_nodes(SimpleNamespace(node=[node]))
@@ -129,6 +142,14 @@ class _Importer(ONNXGraphImporter):
 
 class _ConversionError(BaseException):
     """Carries the importer's error past its own `except Exception`."""
+
+
+def _to_ir(model: onnx.ModelProto) -> ir.Model:
+    try:
+        return ir.from_proto(model)
+    except ir.serde.SerdeError as error:
+        cause = error.__cause__ or error
+        raise ModelError(f"the model is not valid ONNX: {one_line(cause)}") from error
 
 
 def _attach_weights(model: ir.Model, weights: Mapping[str, onnx.TensorProto]) -> ir.Model:
@@ -159,7 +180,7 @@ def _read_weight(name: str, proto: onnx.TensorProto) -> ir.TensorProtocol:
         ) from None
 
 
-def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> tvm.IRModule:
+def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRModule:
     """The Relax module of `model`, whose initialisers are `weights`."""
     model.graph.initializers.clear()
     proto = ir.to_proto(model)
@@ -169,12 +190,12 @@ def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> tvm.
     except ModelError:
         raise
     except (_ConversionError, Exception) as error:
-        if importer.at is not None:
+        if importer.in_block:
             # TVM would complain on stderr of the block that the error left open.
             importer.bb._end_block()
         cause = error.__cause__ if isinstance(error, _ConversionError) else error
         raise ModelError(
-            f"{importer.at or 'the graph'} cannot be imported by TVM {tvm.__version__}: "
+            f"{importer.at} cannot be imported by TVM {tvm_version()}: "
             f"{type(cause).__name__}: {one_line(str(cause))}; "
             "give other shapes, or export the model without it"
         ) from cause
@@ -207,15 +228,7 @@ def _identifiers(graph: ir.Graph, names: Iterable[str]) -> list[str]:
     return result
 
 
-def _dtype(name: str, value: ir.Value) -> str:
-    if value.dtype is None or not isinstance(value.type, ir.TensorType):
-        raise ModelError(f"input {name!r} is no tensor; only tensors can be compiled")
-    if value.dtype == ir.DataType.STRING:
-        raise ModelError(f"input {name!r} holds strings; pre-process them outside the model")
-    return value.dtype.numpy().name
-
-
-def _tensor_types(mod: tvm.IRModule) -> list[relax.TensorType]:
+def _tensor_types(mod: IRModule) -> list[relax.TensorType]:
     result = mod["main"].ret_ty
     return list(result.fields) if isinstance(result, tvm.ir.TupleType) else [result]
 
@@ -224,4 +237,4 @@ def _static(kind: relax.TensorType) -> tuple[int, ...]:
     """The shape, with -1 for every extent that is not a number."""
     if kind.shape is None:
         return (-1,) * kind.ndim
-    return tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else -1 for dim in kind.shape)
+    return tuple(int(dim) if isinstance(dim, tirx.IntImm) else -1 for dim in kind.shape)

@@ -204,7 +204,11 @@ def _read_external(path: Path, tensor: onnx.TensorProto) -> None:
 
 def one_line(error: BaseException | str) -> str:
     """The message of `error` up to onnx's trailing context, without line breaks."""
-    return " ".join(str(error).split("==>")[0].split())
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        # onnx quotes a damaged name and then fails to hand its message over.
+        text = error.object.decode(errors="replace")
+    return " ".join(text.split("==>")[0].split())
 
 
 def _check(model: onnx.ModelProto, subject: str) -> None:
@@ -222,6 +226,9 @@ def _check(model: onnx.ModelProto, subject: str) -> None:
         )
     if not model.graph.output:
         raise ModelError(f"{subject} has no outputs, so there is nothing to compute; {EXPORT}")
+    for value in [*model.graph.input, *model.graph.output]:
+        if isinstance(value.name, bytes):
+            raise ModelError(f"{subject} is damaged: {value.name!r} is no name; copy it again")
     for tensor in tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelError(
@@ -230,15 +237,20 @@ def _check(model: onnx.ModelProto, subject: str) -> None:
             )
     try:
         onnx.checker.check_model(detach_weights(model)[0])
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{subject} is not a valid ONNX model: {one_line(error)}") from None
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"{subject} is not a valid ONNX model: {one_line(error)}; {EXPORT}"
+        ) from None
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Size by shape and type (protobuf's `ByteSize` would serialise the tensor to tell)."""
-    if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+    try:
+        bits = onnx_ir.DataType(tensor.data_type).bitwidth
+    except (TypeError, ValueError):
+        # Strings, and types that onnx's checker has yet to complain of.
         return 0
-    return prod(tensor.dims) * onnx_ir.DataType(tensor.data_type).bitwidth // 8
+    return prod(tensor.dims) * bits // 8
 
 
 def onnx_opset(model: onnx.ModelProto) -> int:

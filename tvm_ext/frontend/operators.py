@@ -76,8 +76,12 @@ def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     functions += [("", name) for name in _schema_functions(model.graph, opset)]
     if not functions:
         return model
-    # The bodies of some functions depend on types, which the inliner does not infer itself.
+    # The inliner drops what a node leaves to its defaults, and does not infer the types that some
+    # bodies depend on.
     typed = infer_shapes(model)
+    for node in typed.graph.node:
+        if ("", node.op_type) in functions:
+            _state_defaults(node, opset)
     typed.graph.value_info.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
@@ -106,16 +110,35 @@ def unsupported(nodes: Iterable[ir.Node]) -> str | None:
 
 
 def _misread(node: ir.Node) -> str:
-    """What the importer would get wrong about `node`, as ` with attribute=value`; else empty."""
+    """What TVM's importer would silently get wrong about `node`, in words; else empty."""
     for name, value in MISREAD.get(node.op_type, {}).items():
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.value != value:
             return f" with {name}={attribute.value}"
-    if node.op_type == "NonMaxSuppression" and any(
-        value is not None and value.const_value is None for value in node.inputs[2:]
-    ):
-        return " with limits that are no constants"
+    constants = [None if value is None else value.const_value for value in node.inputs]
+    if node.op_type == "Expand" and constants[1] is None:
+        return " to a shape that is no constant"
+    if node.op_type == "PRelu" and not _fits(node.inputs[1], node.inputs[0]):
+        return " with a slope that does not fit its input"
+    if node.op_type == "Dropout":
+        return " in training mode, or whose mask is read"
+    if node.op_type == "NonMaxSuppression" and None in constants[2:]:
+        return " without constant limits"
+    if node.op_type == "SequenceInsert" and len(constants) > 2:
+        position = constants[2]
+        if position is None or (position.numpy() < 0).any():
+            return " at a position that is not a constant counted from the front"
     return ""
+
+
+def _fits(operand: ir.Value | None, source: ir.Value | None) -> bool:
+    """Whether `operand` broadcasts to the shape of `source`, as far as shapes are known."""
+    shapes = [None if value is None else value.shape for value in (operand, source)]
+    if None in shapes:
+        return True
+    small, large = (list(shape) for shape in shapes if shape is not None)
+    tail = large[len(large) - len(small) :]
+    return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small, tail, strict=True))
 
 
 def _schema_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
@@ -134,6 +157,14 @@ def _schema_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
         for name, schema in schemas.items()
         if schema.has_function or schema.has_context_dependent_function
     )
+
+
+def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
+    """Write out the attributes that `node` leaves to their defaults; in place."""
+    stated = {attribute.name for attribute in node.attribute}
+    for name, attribute in onnx.defs.get_schema(node.op_type, opset).attributes.items():
+        if name not in stated and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
 
 
 def _needs_more_outputs(node: onnx.NodeProto) -> bool:

@@ -32,7 +32,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     notes: list[str] = []
     _materialise_constants(model.graph)
-    _drop_dropout(model)
+    _drop_dropout(model.graph)
     model = _attempt(
         "constant folding",
         lambda copy: fold_constants(copy, onnx_shape_inference=True, **limits),
@@ -88,30 +88,35 @@ def _materialise_constants(graph: ir.Graph) -> None:
         tensor = ir.convenience.get_const_tensor(old)
         if node.op_type == "ConstantOfShape" and node.inputs[0] is not None:
             shape = ir.convenience.get_const_tensor(node.inputs[0])
-            if shape is not None:
+            if shape is not None and (shape.numpy() >= 0).all():
                 filler = node.attributes.get("value")
                 value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
                 tensor = ir.Tensor(np.broadcast_to(value.reshape(()), shape.numpy().tolist()))
         if tensor is None:
             continue
-        new = ir.Value(
-            name=old.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-        )
+        new = ir.Value(name=old.name, const_value=tensor)
+        new.type, new.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         graph.remove(node, safe=True)
         graph.register_initializer(new)
 
 
-def _drop_dropout(model: ir.Model) -> None:
-    """Remove every `Dropout`; in inference it passes its input on."""
-    for node in list(model.graph):
+def _drop_dropout(graph: ir.Graph) -> None:
+    """Remove each `Dropout` that is in inference mode: it passes its input on."""
+    for node in list(graph):
         if node.op_type != "Dropout" or node.domain or node.inputs[0] is None:
             continue
         result, *masks = node.outputs
         if result.is_graph_output() or any(m.uses() or m.is_graph_output() for m in masks):
             continue
+        # From opset 12 on the third input switches to training mode.
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        if training is not None:
+            switch = ir.convenience.get_const_tensor(training)
+            if switch is None or switch.numpy().any():
+                continue
         ir.convenience.replace_all_uses_with(result, node.inputs[0])
-        model.graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
 
 
 def _widen_expand(graph: ir.Graph) -> None:

@@ -60,19 +60,10 @@ def conv(layouts: Layouts, call: Call) -> Placed | None:
     if None in values or not is_plain_conv(call):
         return None
     last = channels_last(call.ty.ndim)
-    data_layout = _letters(PLAIN_DATA, last)
     args = [layouts.to(value, last) for value in values if value is not None]
-    kernel_layout = _letters(PLAIN_KERNEL, last)
-    return Placed(
-        with_attrs(
-            call,
-            args,
-            data_layout=data_layout,
-            kernel_layout=kernel_layout,
-            out_layout=data_layout,
-        ),
-        last,
-    )
+    data, kernel = _letters(PLAIN_DATA, last), _letters(PLAIN_KERNEL, last)
+    changes = {"data_layout": data, "kernel_layout": kernel, "out_layout": data}
+    return Placed(with_attrs(call, args, **changes), last)
 
 
 def pool(layouts: Layouts, call: Call) -> Placed | None:

@@ -109,14 +109,10 @@ class Layouts:
     def value(self, expr: relax.Expr) -> Value | None:
         """The tensor an argument stands for; None for anything that is not a ranked tensor."""
         if expr not in self.entries:
-            ty = expr.ty
-            if not isinstance(expr, (relax.Var, GenericConst)) or not isinstance(
-                ty, relax.TensorType
-            ):
+            ranked = isinstance(expr.ty, relax.TensorType) and expr.ty.ndim >= 0
+            if not ranked or not isinstance(expr, (relax.Var, GenericConst)):
                 return None
-            if ty.ndim < 0:
-                return None
-            self.entries[expr] = Value.of(self.plain(expr), identity(ty.ndim))
+            self.entries[expr] = Value.of(self.plain(expr), identity(expr.ty.ndim))
         entry = self.entries[expr]
         return entry if isinstance(entry, Value) else None
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from tvm_ext.compute import maths
 from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
-from tvm_ext.compute.dense import dense, pack_matrix
-from tvm_ext.compute.norm import normalise, softmax
+from tvm_ext.compute.dense import dense, matmul, pack_matrix
+from tvm_ext.compute.norm import normalise, reduction, softmax
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import IRModule, constant_array, default_legalise, relax, te, tirx, topi, tvm
 
@@ -119,13 +119,13 @@ def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
 
 
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
-    """Product with a constant matrix on the right; None otherwise."""
+    """Product with a constant matrix on the right, or of two tensors with equal batch axes."""
     weight = constant_array(call.args[1])
     shape = _shape(call.args[0])
-    if weight is None or shape is None or weight.ndim != 2 or weight.dtype != np.float32:
+    if shape is None or len(shape) < 2:
         return None
-    if len(shape) < 2:
-        return None
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+        return _legalise_product(builder, call, options)
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],
@@ -135,7 +135,19 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
-def legalise_softmax(builder: Any, call: Any, _: Legalise) -> Any:
+def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
+    left, right = _shape(call.args[0]), _shape(call.args[1])
+    if left is None or right is None or left[:-2] != right[:-2] or right[-1] == 1:
+        return None
+    return builder.call_te(
+        lambda a, b: matmul(a, b, options.lanes),
+        *call.args,
+        primfunc_name_hint="matmul",
+        primfunc_attrs=FUSES_EPILOGUE,
+    )
+
+
+def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     """Softmax and log-softmax with vector exponentials."""
     shape = _shape(call.args[0])
     if shape is None or not shape:
@@ -143,14 +155,14 @@ def legalise_softmax(builder: Any, call: Any, _: Legalise) -> Any:
     axis = int(call.attrs.axis) % len(shape)
     log = str(call.op.name).endswith("log_softmax")
     return builder.call_te(
-        lambda data: softmax(data, axis, log),
+        lambda data: softmax(data, axis, options.lanes, log),
         call.args[0],
         primfunc_name_hint="log_softmax" if log else "softmax",
         primfunc_attrs=FUSES_PROLOGUE,
     )
 
 
-def legalise_layer_norm(builder: Any, call: Any, _: Legalise) -> Any:
+def legalise_layer_norm(builder: Any, call: Any, options: Legalise) -> Any:
     """Layer normalisation over trailing or any axes, with scale and shift."""
     shape = _shape(call.args[0])
     if shape is None:
@@ -163,14 +175,14 @@ def legalise_layer_norm(builder: Any, call: Any, _: Legalise) -> Any:
             inner = tuple(at[axis] for axis in axes)
             return value * gamma[inner] + beta[inner]
 
-        return normalise(x, axes, epsilon, scale)
+        return normalise(x, axes, epsilon, scale, options.lanes)
 
     return builder.call_te(
         layer_norm, *call.args, primfunc_name_hint="layer_norm", primfunc_attrs=FUSES_PROLOGUE
     )
 
 
-def legalise_rms_norm(builder: Any, call: Any, _: Legalise) -> Any:
+def legalise_rms_norm(builder: Any, call: Any, options: Legalise) -> Any:
     """Root-mean-square normalisation with scale."""
     shape = _shape(call.args[0])
     if shape is None:
@@ -182,14 +194,14 @@ def legalise_rms_norm(builder: Any, call: Any, _: Legalise) -> Any:
         def scale(at: Any, value: Any) -> Any:
             return value * weight[tuple(at[axis] for axis in axes)]
 
-        return normalise(x, axes, epsilon, scale, centre=False)
+        return normalise(x, axes, epsilon, scale, options.lanes, centre=False)
 
     return builder.call_te(
         rms_norm, *call.args, primfunc_name_hint="rms_norm", primfunc_attrs=FUSES_PROLOGUE
     )
 
 
-def legalise_instance_norm(builder: Any, call: Any, _: Legalise) -> Any:
+def legalise_instance_norm(builder: Any, call: Any, options: Legalise) -> Any:
     """Instance normalisation: statistics over `axes`, scale and shift per channel."""
     shape = _shape(call.args[0])
     if shape is None:
@@ -202,11 +214,36 @@ def legalise_instance_norm(builder: Any, call: Any, _: Legalise) -> Any:
         def scale(at: Any, value: Any) -> Any:
             return value * gamma[at[channel]] + beta[at[channel]]
 
-        return normalise(x, axes, epsilon, scale)
+        return normalise(x, axes, epsilon, scale, options.lanes)
 
     return builder.call_te(
         instance_norm, *call.args, primfunc_name_hint="instance_norm", primfunc_attrs=FUSES_PROLOGUE
     )
+
+
+def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
+    """Sum, mean, max and min."""
+    shape = _shape(call.args[0])
+    if not shape:
+        return None
+    given = call.attrs.axis
+    axes = sorted(axis % len(shape) for axis in (_ints(given) if given else range(len(shape))))
+    how = str(call.op.name).rsplit(".", 1)[-1]
+    keepdims = bool(call.attrs.keepdims)
+    return builder.call_te(
+        lambda x: reduction(x, axes, how, keepdims, options.lanes),
+        call.args[0],
+        primfunc_name_hint=how,
+    )
+
+
+def legalise_power(builder: Any, call: Any, options: Legalise) -> Any:
+    """Power by one constant; None for any other exponent."""
+    exponent, shape = constant_array(call.args[1]), _shape(call.args[0])
+    if shape is None or exponent is None or exponent.size != 1 or exponent.ndim > len(shape):
+        return None
+    value = float(exponent.reshape(-1)[0])
+    return _pointwise(lambda x: maths.power(x, value), "power")(builder, call, options)
 
 
 def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
@@ -243,10 +280,13 @@ RULES: dict[str, Rule] = {
     "relax.nn.layer_norm": legalise_layer_norm,
     "relax.nn.rms_norm": legalise_rms_norm,
     "relax.nn.instance_norm": legalise_instance_norm,
+    **dict.fromkeys(("relax.sum", "relax.mean", "relax.max", "relax.min"), legalise_reduction),
 }
 MATHS: dict[str, Rule] = {
     "relax.nn.softmax": legalise_softmax,
     "relax.nn.log_softmax": legalise_softmax,
+    "relax.power": legalise_power,
+    "relax.log": _pointwise(maths.log, "log"),
     "relax.exp": _pointwise(maths.exp, "exp"),
     "relax.tanh": _pointwise(maths.tanh, "tanh"),
     "relax.erf": _pointwise(maths.erf, "erf"),

@@ -7,6 +7,7 @@ socket: requests are (jobs, limits, best_us), answers are tuples whose first wor
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections import deque
@@ -28,6 +29,8 @@ def serve(descriptor: int) -> None:
     """Answer requests until the other end closes. The first message is (target, threads that
     compile); a failure of our own is sent back as a traceback, to be raised there."""
     with Connection(descriptor) as connection, suppress(EOFError, ConnectionError):
+        # A child that outlived this process would otherwise keep the other side waiting for it.
+        os.register_at_fork(after_in_child=connection.close)
         target, workers = connection.recv()
         target = tvm.target.Target(target)
         while True:

@@ -13,10 +13,13 @@ MAX_VECTORS = 4
 MAX_ROWS = 16
 
 
-def lanes_for(extent: int, hardware: HardwareModel, dtype_bytes: int) -> int:
-    """Widest vector, in elements, that the axis can fill at least once."""
+def lanes_for(extent: int, hardware: HardwareModel, dtype_bytes: int, divisor: int = 0) -> int:
+    """Widest vector, in elements, that the axis can fill at least once.
+
+    With `divisor` (a packed or grouped axis) no vector crosses the border of two blocks.
+    """
     lanes = hardware.lanes(dtype_bytes)
-    while lanes > 1 and lanes > extent:
+    while lanes > 1 and (lanes > extent or (divisor and divisor % lanes)):
         lanes //= 2
     return lanes
 
@@ -68,7 +71,7 @@ def core_extents(extent: int, register: int, cores: int) -> list[int]:
 def packed_divisor(node: TileNode, axis: int) -> int:
     """The block by which some read splits the axis (`w[o // 32, k, o % 32]`); 0 if none does."""
     sizes = [
-        dim.mod or dim.div
+        dim.mod if dim.mod and dim.div == 1 else dim.div
         for access in node.reads
         for dim in access.dims
         if dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)

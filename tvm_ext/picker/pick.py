@@ -121,7 +121,10 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
     node = graph.nodes[anchor]
     dtype_bytes = graph.tensors[node.write.tensor].dtype_bytes
     vector = vector_axis(node)
-    lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes) if vector is not None else 1
+    lanes = 1
+    if vector is not None:
+        divisor = packed_divisor(node, vector)
+        lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes, divisor)
     epilogue = _epilogue(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     ranked = sorted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_ext.records.manifest import Group, Manifest
-from tvm_ext.report.text import draw, gflops_text, table, us_text
+from tvm_ext.report.text import draw, gflops_text, short, table, us_text
 from tvm_ext.tile import show_plan
 
 SOURCES = ("log", "picker", "loose", "none")
@@ -31,31 +31,33 @@ def groups_text(manifest: Manifest, width: int | None = None, color: bool = Fals
     """
     rows = table(
         "kernel",
+        "task",
         "calls",
         "source",
-        "plan",
         "bound",
         "predicted us",
         "measured us",
         "x calls",
         "GFLOP/s",
         "verified",
-        left=("kernel", "source", "plan", "bound", "verified"),
+        "plan",
+        left=("kernel", "task", "source", "plan", "bound", "verified"),
     )
     for group in sorted(manifest.groups, key=lambda group: -group.calls * group_us(group)):
         us = group_us(group)
         fell = group.source in FALLBACKS
         rows.add_row(
             group.kind,
+            short(group.signature),
             str(group.calls),
             f"{group.source} (fell back)" if fell else group.source,
-            show_plan(group.plan) if group.plan else "as TVM wrote it",
             group.bound or "-",
             us_text(group.predicted_us),
             us_text(group.measured_us),
             us_text(group.calls * us),
             gflops_text(group.flops, us),
             "yes" if group.verified else "no",
+            show_plan(group.plan) if group.plan else "as TVM wrote it",
             style="yellow" if fell else None,
         )
     return draw(*_header(manifest), rows, *_footer(manifest), width=width, color=color)

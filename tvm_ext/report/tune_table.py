@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tvm_ext.report.text import gflops_text, table, us_text
+from tvm_ext.report.text import gflops_text, short, table, us_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,6 +56,7 @@ class TaskLine(msgspec.Struct, frozen=True):
 def tune_table(lines: Sequence[TaskLine], rows: int | None = None) -> Table:
     """The tasks, those that take longest first; `rows` of them at most."""
     drawn = table(
+        "kernel",
         "task",
         "calls",
         "trials",
@@ -64,12 +65,13 @@ def tune_table(lines: Sequence[TaskLine], rows: int | None = None) -> Table:
         "GFLOP/s",
         "% of roof",
         "failed",
-        left=("task",),
+        left=("kernel", "task"),
     )
     ranked = sorted(lines, key=lambda line: -line.weight_us)
     for line in ranked[:rows]:
         drawn.add_row(
             line.kind,
+            short(line.signature),
             str(line.calls),
             str(line.trials),
             us_text(line.best_us),
@@ -88,7 +90,7 @@ def batch_line(line: TaskLine, done: int, trials: int) -> str:
     """One task after a batch, for output that is not a terminal."""
     parts = [
         f"trial {done}/{trials}",
-        line.kind,
+        f"{line.kind} {short(line.signature)}",
         f"best {us_text(line.best_us)} us",
         f"{gflops_text(line.flops, line.best_us)} GFLOP/s",
         f"{_percent(line)}% of roof",

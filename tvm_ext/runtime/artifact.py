@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,8 @@ def export(executable: Any, path: Path, manifest: Manifest) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
-            executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
+            with silence():
+                executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
             os.replace(built, path)
     except OSError as error:
         raise ArtifactError(
@@ -58,19 +62,47 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
     if not path.is_file():
         raise ArtifactError(f"artifact {path}: no such file")
     try:
-        module = tvm.runtime.load_module(str(path.resolve()))
+        with silence():
+            module = tvm.runtime.load_module(str(path.resolve()))
     except Exception as error:
         raise ArtifactError(
             f"artifact {path}: not a shared library this machine can load: {_last_line(error)}"
         ) from error
     try:
-        machine = relax.VirtualMachine(module, tvm.cpu())
+        with silence():
+            machine = relax.VirtualMachine(module, tvm.cpu())
         data = machine[MANIFEST_FUNCTION]().numpy().tobytes()
     except Exception as error:
         raise ArtifactError(
             f"artifact {path}: holds no tvm_ext model; make one with tvm_ext.compile(...).save(path)"
         ) from error
     return module, decode_manifest(data)
+
+
+def copy(source: Path, path: Path) -> Path:
+    """Copies a loaded artifact. Raises ArtifactError."""
+    try:
+        shutil.copyfile(source, path)
+    except OSError as error:
+        raise ArtifactError(f"artifact {path}: {error.strerror or error}; not written") from error
+    return path
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keeps TVM's C++ from printing a warning for every constant it saves or loads.
+
+    Errors come as exceptions, so nothing that matters goes to this stream meanwhile.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _linker(manifest: Manifest) -> Any:

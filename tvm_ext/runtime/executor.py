@@ -12,17 +12,19 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.records.manifest import Manifest, TensorInfo
-from tvm_ext.runtime.artifact import export
+from tvm_ext.runtime.artifact import copy, export, silence
 from tvm_ext.tvm_api import relax, tvm
 
 
 class Compiled:
     """A compiled model. Call it with a dict of arrays by name, or with arrays in model order."""
 
-    def __init__(self, executable: Any, manifest: Manifest) -> None:
+    def __init__(self, executable: Any, manifest: Manifest, source: Path | None = None) -> None:
         self._executable = executable
+        self._source = source
         self.manifest = manifest
-        self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        with silence():
+            self._machine = relax.VirtualMachine(executable, tvm.cpu())
         self._main = self._machine["main"]
 
     @property
@@ -79,6 +81,8 @@ class Compiled:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""
+        if self._source is not None:
+            return copy(self._source, Path(path))
         return export(self._executable, Path(path), self.manifest)
 
     @property

@@ -20,7 +20,7 @@ def vectorisable(graph: TileGraph, node: TileNode) -> bool:
     A map stage always counts: at worst it gathers.
     """
     axis = vector_axis(node)
-    if axis is None:
+    if axis is None or (node.kind == "reduce" and node.axes[axis].extent == 1):
         return False
     strides = [access.stride(axis, graph.tensors[access.tensor].shape) for access in node.reads]
     return node.kind == "map" or all(stride in (0, 1) for stride in strides)

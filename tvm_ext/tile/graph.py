@@ -53,15 +53,17 @@ class Access(msgspec.Struct, frozen=True):
         return any(dim is None or dim.uses(axis) for dim in self.dims)
 
     def stride(self, axis: int, shape: tuple[int, ...]) -> int | None:
-        """Elements between neighbours along the axis, row-major; None if not affine."""
+        """Elements between neighbours along the axis, row-major; None if not affine.
+
+        Of an axis split into blocks (`w[o // 32, k, o % 32]`, or `x[o // 64, c]` for groups) the
+        neighbours inside one block are meant.
+        """
         step = 1
         total = 0
         for dim, extent in zip(reversed(self.dims), reversed(shape), strict=True):
             if dim is None:
                 return None
-            if dim.coeffs[axis]:
-                if dim.div > 1:
-                    return None if dim.mod == 0 and total == 0 else total
+            if dim.coeffs[axis] and dim.div == 1:
                 total += dim.coeffs[axis] * step
             step *= extent
         return total

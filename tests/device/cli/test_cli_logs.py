@@ -1,0 +1,116 @@
+"""The commands and tuning logs: looking into them, and logs that are not as they should be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_case import TRIALS, Command, Tuned, answer, good, refused
+
+from tvm_ext.records.record import decode_line
+
+
+def test_logs_show(command: Command, tuned: Tuned) -> None:
+    data = answer(command("logs", "show", tuned.log, "--json"))
+    assert data["records"] == len(tuned.lines)
+    assert sum(task["records"] for task in data["tasks"]) == len(tuned.lines)
+    text = good(command("logs", "show", tuned.log)).stdout
+    task = max(data["tasks"], key=lambda task: task["records"])
+    for entry in data["tasks"]:
+        assert entry["signature"] in text
+    listed = answer(command("logs", "show", tuned.file, "--task", task["signature"], "--json"))
+    assert len(listed["records"]) == task["records"]
+    lines = good(command("logs", "show", tuned.file, "--task", task["signature"][:8])).stdout
+    assert f"{task['records']} records" in lines
+    assert lines.count("cpu/host") == task["records"]
+    refused(command("logs", "show", tuned.log, "--task", "nothing"), task["signature"])
+
+
+def test_logs_best(command: Command, tuned: Tuned) -> None:
+    data = answer(command("logs", "best", tuned.log, "--json"))
+    records = [decode_line(line) for line in tuned.lines]
+    for task in data["tasks"]:
+        mine = [record for record in records if record.task.signature == task["signature"]]
+        assert task["best_us"] == min(record.best_us for record in mine)
+    assert "register(" in good(command("logs", "best", tuned.log)).stdout
+
+
+def test_logs_merge(command: Command, tuned: Tuned, tmp_path: Path) -> None:
+    half, whole = tmp_path / "half.jsonl", tmp_path / "all"
+    half.write_bytes(b"".join(line + b"\n" for line in tuned.lines[:4]))
+    data = answer(command("logs", "merge", half, whole, "--json"))
+    assert (data["added"], data["duplicates"]) == (4, 0)
+    said = good(command("logs", "merge", half, tuned.log, whole)).stdout
+    assert f"{len(tuned.lines) - 4} records added" in said
+    merged = (whole / tuned.file.name).read_bytes().splitlines()
+    assert merged == tuned.lines
+    refused(command("logs", "merge", tmp_path / "none", whole), "no tuning log")
+    refused(command("logs", "merge", half), "DEST")
+
+
+@pytest.fixture
+def torn_log(tuned: Tuned, tmp_path: Path) -> Path:
+    """The log with a corrupt second line."""
+    log = shutil.copytree(tuned.log, tmp_path / "torn")
+    lines = [tuned.lines[0], tuned.lines[1][:40], *tuned.lines[1:]]
+    (log / tuned.file.name).write_bytes(b"".join(line + b"\n" for line in lines))
+    return log
+
+
+def test_a_corrupt_line_is_reported_skipped_and_kept(
+    command: Command, tuned: Tuned, torn_log: Path, tmp_path: Path
+) -> None:
+    file = torn_log / tuned.file.name
+    before = file.read_bytes()
+    where = f"{file}:2: not a tuning record"
+    words = [*tuned.words[:3], "--log", torn_log, "-o", tmp_path / "m.so"]
+    assert where in good(command("compile", *words)).stdout
+    assert where in good(command("replay", *words, "--strict")).stdout
+    assert where in good(command("logs", "show", torn_log)).stdout
+    data = answer(command("logs", "best", torn_log, "--json"))
+    assert [(line["path"], line["line"]) for line in data["corrupt"]] == [(str(file), 2)]
+    assert file.read_bytes() == before
+
+
+def test_tuning_keeps_a_corrupt_line_and_ends_in_time(
+    command: Command, tuned: Tuned, torn_log: Path, tmp_path: Path
+) -> None:
+    file = torn_log / tuned.file.name
+    before = file.read_bytes()
+    words = [*tuned.words[:3], "--log", torn_log, "-o", tmp_path / "m.so", "--json"]
+    data = answer(command("tune", *words, "--trials", "5000", "--time", "2s"))
+    assert int(TRIALS) < data["trials"] < 5000
+    assert file.read_bytes().startswith(before)
+
+
+def test_records_of_other_hardware_are_not_used(
+    command: Command, tuned: Tuned, tmp_path: Path
+) -> None:
+    own = decode_line(tuned.lines[0]).hardware
+    foreign = tmp_path / "foreign.jsonl"
+    foreign.write_bytes(tuned.file.read_bytes().replace(own.encode(), b"0badc0ffee00"))
+    words = [*tuned.words[:3], "--log", foreign, "-o", tmp_path / "m.so"]
+    data = answer(command("compile", *words, "--json"))
+    assert data["kernels"]["log"] == 0
+    (note,) = [note for note in data["notes"] if "other hardware" in note]
+    assert "0badc0ffee00" in note
+    assert own in note
+    refused(command("replay", *words, "--strict"), "no record", own)
+
+
+def test_a_miss_is_listed_and_strict_refuses_it(
+    command: Command, tuned: Tuned, tmp_path: Path
+) -> None:
+    missing = decode_line(tuned.lines[0]).task
+    log = tmp_path / "most.jsonl"
+    kept = [line for line in tuned.lines if missing.signature.encode() not in line]
+    log.write_bytes(b"".join(line + b"\n" for line in kept))
+    path = tmp_path / "m.so"
+    words = [*tuned.words[:3], "--log", log, "-o", path]
+    refused(command("replay", *words, "--strict"), "no record", missing.kind)
+    assert not path.exists()
+    said = good(command("replay", *words)).stdout
+    assert "nothing was measured" in said
+    assert f"  1 x {missing.kind}" in said[said.index("misses    1 of") :]
+    assert path.is_file()

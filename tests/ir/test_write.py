@@ -1,0 +1,291 @@
+"""From plans to schedules: the loops each rule makes, and the reasons it refuses a plan for."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import msgspec
+import pytest
+from funcs import (
+    FUNCS,
+    chain_func,
+    conv_func,
+    dense_func,
+    map_func,
+    matmul_func,
+    mean_func,
+    pool_func,
+    softmax_func,
+    sum_func,
+    total_func,
+    transpose_func,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tvm_ext.errors import PlanError
+from tvm_ext.hardware import get
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker import pick
+from tvm_ext.planner import loose_plan
+from tvm_ext.search import neighbours
+from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
+from tvm_ext.tir import prepare, write
+from tvm_ext.tvm_api import PrimFunc, is_scheduled, te
+
+
+def tile_plan(
+    core: tuple[int, ...],
+    register: tuple[int, ...],
+    order: tuple[int, ...],
+    parallel: int = 0,
+    anchor: int = 0,
+    lanes: int = 16,
+    attach: tuple[Attach, ...] = (),
+) -> TilePlan:
+    tiles = (LevelTile("core", Tile(core)), LevelTile("register", Tile(register)))
+    return TilePlan("tile", anchor, tiles, order, parallel, lanes, 1, attach)
+
+
+def one_tile(rule: str, core: tuple[int, ...], parallel: int, lanes: int, anchor: int = 0) -> TilePlan:
+    order = tuple(range(len(core)))
+    return TilePlan(rule, anchor, (LevelTile("core", Tile(core)),), order, parallel, lanes)
+
+
+def extents(func: PrimFunc, kind: str) -> list[int]:
+    """Extents of the loops of one kind: `parallel`, `vectorized` or `unroll`."""
+    found = re.findall(rf"T\.{kind}\((?:T\.int64\()?(\d+)", func.script())
+    return [int(extent) for extent in found]
+
+
+def best(func: PrimFunc, machine: str = "cpu/x86-avx512") -> TilePlan:
+    prepared = prepare(func)
+    assert prepared is not None
+    return pick(prepared.graph, get(machine), 1)[0].plan
+
+
+MATMUL = tile_plan((6, 40, 16), (3, 32, 4), (1, 0, 2), parallel=2)
+
+
+def test_the_tile_rule() -> None:
+    """24 x 40 by 16: four core tiles of 6 x 40, register tiles of 3 x 2 vectors, k by 4."""
+    func = write(matmul_func(24, 40, 16), MATMUL)
+    assert extents(func, "parallel") == [4]
+    vectors = extents(func, "vectorized")
+    assert set(vectors) == {16}
+    assert len(vectors) == 3, "the accumulators' start, the multiply-adds, the result"
+    assert sorted(extents(func, "unroll")) == sorted([3, 2, 4, 3, 2, 3, 2])
+    assert "matmul_init" in func.script()
+    assert 'scope="local"' in func.script()
+
+
+def test_a_serial_plan_has_no_parallel_loop() -> None:
+    plan = msgspec.structs.replace(MATMUL, parallel=0, tiles=tile_plan((24, 40, 16), (3, 32, 4), ()).tiles)
+    assert extents(write(matmul_func(24, 40, 16), plan), "parallel") == []
+
+
+def test_a_scalar_plan_has_no_vectors() -> None:
+    func = write(matmul_func(24, 40, 16), msgspec.structs.replace(MATMUL, lanes=1))
+    assert extents(func, "vectorized") == []
+
+
+def test_a_tail_becomes_a_loop_of_its_own() -> None:
+    """40 columns by 32 leave a tail; 24 rows by 3 do not."""
+    hint = "pragma_loop_partition_hint"
+    assert hint in write(matmul_func(24, 40, 16), MATMUL).script()
+    whole = tile_plan((6, 32, 16), (3, 32, 4), (1, 0, 2), parallel=2)
+    assert hint not in write(matmul_func(24, 32, 16), whole).script()
+
+
+def test_an_attached_epilogue_runs_on_registers() -> None:
+    plan = tile_plan((8, 64, 16), (4, 32, 4), (1, 0, 2), 2, attach=(Attach(1, "register"),))
+    func = write(dense_func(24, 16, 64), plan)
+    text = func.script()
+    assert text.index('T.sblock("dense_update"') < text.index('T.sblock("bias"')
+    assert text.count('scope="local"') == 1
+    assert extents(func, "parallel") == [3], "the epilogue is inside the one parallel loop"
+
+
+def test_a_producer_may_be_computed_in_the_core_tile() -> None:
+    plan = tile_plan(
+        (1, 7, 14, 32, 3, 3, 8), (1, 1, 14, 32, 1, 1, 4), (3, 0, 1, 2, 4, 5, 6), 3, 1,
+        attach=(Attach(0, "core"), Attach(2, "register")),
+    )  # fmt: skip
+    func = write(conv_func(), plan)
+    assert extents(func, "parallel") == [2]
+    apart = msgspec.structs.replace(plan, attach=plan.attach[1:])
+    assert len(extents(write(conv_func(), apart), "parallel")) == 2, "the padding has its own loop"
+
+
+def test_the_rows_rule() -> None:
+    """All four stages of a softmax in one parallel loop over rows, every one in vectors."""
+    stages = tuple(Attach(stage, "core") for stage in range(3))
+    plan = msgspec.structs.replace(one_tile("rows", (1, 48), 1, 16, anchor=3), attach=stages)
+    func = write(softmax_func(12, 48), plan)
+    assert extents(func, "parallel") == [12]
+    assert set(extents(func, "vectorized")) == {16}
+    vectors = func.script().split("T.vectorized")[1:]
+    for stage in ("row_max", "row_exp", "row_sum", "softmax"):
+        assert any(f'T.sblock("{stage}' in loop for loop in vectors), stage
+
+
+def test_the_flat_rule() -> None:
+    func = write(map_func(12, 48), one_tile("flat", (1, 144), 1, 16))
+    assert extents(func, "parallel") == [4]
+    assert extents(func, "vectorized") == [16]
+    uneven = write(map_func(7, 13), one_tile("flat", (1, 48), 1, 16))
+    assert extents(uneven, "parallel") == [2]
+    assert "pragma_loop_partition_hint" in uneven.script()
+
+
+def test_the_loose_rule() -> None:
+    func = write(softmax_func(12, 48), loose_plan(get("cpu/x86-avx512")))
+    assert len(extents(func, "parallel")) == 4, "every stage by itself"
+    assert set(extents(func, "vectorized")) == {16}
+
+
+@pytest.mark.parametrize("free_launch", [False, True], ids=["serial", "parallel"])
+@pytest.mark.parametrize("name", FUNCS)
+def test_every_picked_plan_can_be_written(
+    name: str, hardware: HardwareModel, free_launch: bool
+) -> None:
+    """Where launching costs nothing, small operators run in parallel too."""
+    func = FUNCS[name]()
+    prepared = prepare(func)
+    assert prepared is not None
+    if free_launch:
+        hardware = msgspec.structs.replace(hardware, launch_us=0.0)
+    for candidate in pick(prepared.graph, hardware, 5):
+        written = write(func, candidate.plan)
+        assert is_scheduled(written)
+        assert [param.name for param in written.params] == [param.name for param in func.params]
+        vectors = extents(written, "vectorized")
+        assert max(vectors, default=1) <= hardware.lanes(4)
+        if not candidate.plan.parallel:
+            assert extents(written, "parallel") == []
+        elif candidate.plan.rule != "flat":
+            counts = candidate.plan.at("core").counts(prepared.graph.nodes[candidate.plan.anchor].axes)
+            assert prod(counts) in extents(written, "parallel")
+
+
+@pytest.mark.parametrize("name", FUNCS)
+def test_loose_plans_can_be_written_for_everything(name: str, hardware: HardwareModel) -> None:
+    """The last resort before leaving a group to TVM must not fail itself."""
+    assert is_scheduled(write(FUNCS[name](), loose_plan(hardware)))
+
+
+@pytest.mark.parametrize("name", FUNCS)
+def test_writing_is_deterministic(name: str) -> None:
+    func = FUNCS[name]()
+    plan = best(func)
+    before = func.script()
+    assert write(func, plan).script() == write(func, plan).script() == write(FUNCS[name](), plan).script()
+    assert func.script() == before
+    assert not is_scheduled(func)
+
+
+def test_attributes_survive() -> None:
+    func = map_func().with_attr("op_pattern", 3)
+    written = write(func, best(func))
+    assert int(written.attrs["op_pattern"]) == 3
+
+
+ILLEGAL = {
+    "a tile of the wrong rank": ("extent", tile_plan((6, 40), (3, 32), (1, 0, 2))),
+    "a tile wider than its axis": ("extent", tile_plan((6, 48, 16), (3, 16, 4), (1, 0, 2))),
+    "an empty tile": ("extent", tile_plan((6, 40, 16), (0, 16, 4), (1, 0, 2))),
+    "a register tile that does not divide": ("divide", tile_plan((6, 40, 16), (4, 8, 4), (1, 0, 2))),
+    "a reduction with a tail": ("divide", tile_plan((6, 40, 16), (3, 8, 3), (1, 0, 2))),
+    "tails on two axes": ("tail", tile_plan((5, 16, 16), (5, 16, 4), (1, 0, 2), 2)),
+    "an order that forgets an axis": ("order", tile_plan((6, 40, 16), (3, 8, 4), (1, 0))),
+    "an order that repeats an axis": ("order", tile_plan((6, 40, 16), (3, 8, 4), (1, 1, 2))),
+    "a body too long": ("unroll", tile_plan((24, 40, 16), (24, 40, 16), (1, 0, 2), lanes=4)),
+    "a stage that does not exist": ("anchor", tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=3)),
+    "a stage before the first": ("anchor", tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=-1)),
+    "an unknown rule": ("rule", msgspec.structs.replace(MATMUL, rule="spiral")),
+    "rows without a row": ("rows", one_tile("rows", (24, 40, 16), 1, 16)),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_plan_says_why(name: str) -> None:
+    reason, plan = ILLEGAL[name]
+    with pytest.raises(PlanError) as caught:
+        write(matmul_func(24, 40, 16), plan)
+    assert caught.value.reason == reason
+    assert str(caught.value).startswith("plan")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_without_blocks() -> None:
+    from tvm_ext.tvm_api import tirx
+
+    n = tirx.Var("n", "int64")
+    x = te.placeholder((n,), name="x")
+    symbolic = te.create_prim_func([x, te.compute((n,), lambda i: x[i] * 2.0, name="y")])
+    with pytest.raises(PlanError) as caught:
+        write(symbolic, one_tile("flat", (1,), 0, 1))
+    assert caught.value.reason == "structure"
+
+
+@pytest.mark.parametrize("name", FUNCS)
+def test_neighbours_are_written_or_refused(name: str) -> None:
+    """Whatever the tuner proposes, the writer raises nothing but PlanError."""
+    func = FUNCS[name]()
+    prepared = prepare(func)
+    assert prepared is not None
+    written = 0
+    for candidate in pick(prepared.graph, get("cpu/x86-avx512"), 2):
+        for plan in neighbours(prepared.graph, candidate.plan):
+            try:
+                write(func, plan)
+            except PlanError as error:
+                assert error.reason
+            else:
+                written += 1
+    if prepared.graph.flops > 1e4:
+        assert written
+
+
+small = st.integers(-1, 4)
+odd_tiles = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 16, 24, 48]), max_size=5).map(
+    lambda extents: Tile(tuple(extents))
+)
+odd_plans = st.builds(
+    TilePlan,
+    rule=st.sampled_from(["tile", "rows", "flat", "loose", "contract"]),
+    anchor=small,
+    tiles=st.lists(
+        st.builds(LevelTile, st.sampled_from(["core", "register", "l1"]), odd_tiles), max_size=3
+    ).map(tuple),
+    order=st.permutations([0, 1, 2]).map(tuple) | st.lists(small, max_size=4).map(tuple),
+    parallel=small,
+    lanes=st.sampled_from([-1, 0, 1, 3, 4, 16, 64]),
+    unroll=small,
+    attach=st.lists(
+        st.builds(Attach, small, st.sampled_from(["core", "register", "root", "l1"])), max_size=2
+    ).map(tuple),
+)
+VICTIMS = {
+    "matmul": matmul_func(),
+    "dense": dense_func(),
+    "softmax": softmax_func(),
+    "sum": sum_func(),
+    "map": map_func(),
+    "transpose": transpose_func(),
+    "pool": pool_func(),
+    "chain": chain_func(),
+    "total": total_func(),
+    "mean": mean_func(),
+}
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(VICTIMS)), odd_plans)
+def test_a_plan_from_a_damaged_log_is_written_or_refused(name: str, plan: TilePlan) -> None:
+    """A log edited by hand, or by a later version, may hold any plan that decodes."""
+    try:
+        assert is_scheduled(write(VICTIMS[name], plan))
+    except PlanError as error:
+        assert error.reason

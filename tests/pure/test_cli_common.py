@@ -1,0 +1,135 @@
+"""What every command does with answers, errors and output paths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tvm_ext.cli.common import (
+    Answer,
+    CommandError,
+    Parser,
+    add_json,
+    check_output,
+    run_main,
+    shapes_of,
+)
+from tvm_ext.errors import LogError, ShapeError
+
+
+def run(work: Callable[[argparse.Namespace], Answer], *argv: str) -> int:
+    parser = Parser(prog="verb", example="verb file")
+    parser.add_argument("file")
+    add_json(parser)
+    return run_main(parser, work, argv)
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    return Answer(f"did {args.file}", {"done": args.file, "us": float("inf")})
+
+
+def fail(error: BaseException) -> Callable[[argparse.Namespace], Answer]:
+    def work(args: argparse.Namespace) -> Answer:
+        raise error
+
+    return work
+
+
+def test_text_for_people_and_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(answer, "f") == 0
+    assert capsys.readouterr() == ("did f\n", "")
+    assert run(answer, "f", "--json") == 0
+    # JSON has no infinity; a parser that is strict must still read it.
+    assert json.loads(capsys.readouterr().out) == {"done": "f", "us": None}
+
+
+def test_an_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    work = fail(LogError("log a:\n  torn\nin two"))
+    assert run(work, "f") == 2
+    assert capsys.readouterr() == ("", "error: log a: torn in two\n")
+    assert run(work, "f", "--json") == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"error": "log a: torn in two", "kind": "LogError"}
+    assert err == "error: log a: torn in two\n"
+
+
+def test_a_wrong_command_line_is_an_error_like_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(answer, "f", "--jsn") == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ")
+    assert "--jsn" in err
+    assert "verb --help" in err
+    assert run(answer, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["kind"] == "CommandError"
+
+
+def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(fail(KeyboardInterrupt()), "f") == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")
+
+
+def test_our_own_bugs_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(fail(ZeroDivisionError()), "f")
+
+
+def test_warnings_are_one_line_without_source(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(args: argparse.Namespace) -> Answer:
+        warnings.warn("slow\nmachine", RuntimeWarning, stacklevel=1)
+        return answer(args)
+
+    assert run(work, "f") == 0
+    assert capsys.readouterr().err == "warning: slow machine\n"
+
+
+def test_help_ends_with_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(answer, "--help")
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.endswith("example:\n  verb file\n")
+
+
+def test_outputs_are_checked_before_work(tmp_path: Path) -> None:
+    good = tmp_path / "a.so"
+    assert check_output(str(good), ".so") == good
+    assert list(tmp_path.iterdir()) == []
+    good.write_text("earlier")
+    assert check_output(str(good), ".so") == good
+    assert good.read_text() == "earlier"
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        check_output(str(path), ".so")
+
+
+def test_outputs_that_cannot_be(tmp_path: Path) -> None:
+    refused(tmp_path / "model.onnx", r"must end in \.so")
+    refused(tmp_path / "no" / "a.so", "no folder .*no; create it")
+    (tmp_path / "folder.so").mkdir()
+    refused(tmp_path / "folder.so", "is a directory")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file" / "a.so", "no folder")
+    kept = tmp_path / "kept.so"
+    kept.touch(0o444)
+    refused(kept, "read-only")
+    refused(tmp_path / ("x" * 300 + ".so"), "cannot be written")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder nobody can write in")
+def test_outputs_in_a_folder_that_cannot_be_written() -> None:
+    refused(Path("/proc/a.so"), "cannot be written")
+
+
+def test_shapes_by_name() -> None:
+    assert shapes_of(["x=1,3,224,224", "ids:0=1,128"]) == {"x": (1, 3, 224, 224), "ids:0": (1, 128)}
+    with pytest.raises(ShapeError, match="names no input"):
+        shapes_of(["1,3"])
+    with pytest.raises(CommandError, match="'x' is given twice"):
+        shapes_of(["x=1", "x=2"])

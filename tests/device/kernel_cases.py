@@ -106,7 +106,9 @@ def _convolutions() -> None:
     case("conv2d_grouped_wide", _conv(64, (3, 3), bias_relu, padding=1, groups=2), (1, 16, 7, 7))
     case("conv2d_grouped_prime", _conv(14, (1, 3), strides=2, groups=2), (2, 10, 7, 9))
     case("conv2d_depthwise", _conv(16, (3, 3), bias_relu, padding=1, groups=16), (1, 16, 9, 9))
-    case("conv2d_depthwise_prime", _conv(13, (5, 5), padding=2, strides=2, groups=13), (2, 13, 9, 7))
+    case(
+        "conv2d_depthwise_prime", _conv(13, (5, 5), padding=2, strides=2, groups=13), (2, 13, 9, 7)
+    )
     case("conv2d_depthwise_double", _conv(12, (3, 3), groups=6), (1, 6, 8, 8))
     case(
         "conv2d_residual",
@@ -277,7 +279,9 @@ def _movement() -> None:
     case("transpose_4d", lambda e, x: e(op.permute_dims(x, [0, 2, 1, 3])), (1, 17, 4, 16))
     case("transpose_wide", lambda e, x: e(op.permute_dims(x, [1, 0])), (64, 48))
     for axis in range(3):
-        case(f"concat_{axis}", lambda e, x, y, a=axis: e(op.concat([x, y], a)), (2, 3, 5), (2, 3, 5))
+        case(
+            f"concat_{axis}", lambda e, x, y, a=axis: e(op.concat([x, y], a)), (2, 3, 5), (2, 3, 5)
+        )
     case(
         "concat_unequal",
         lambda e, x, y, z: e(op.concat([x, y, z], 1)),
@@ -294,7 +298,9 @@ def _movement() -> None:
     case("stack", lambda e, x, y: e(op.stack([x, y], 1)), (3, 5), (3, 5))
     case("take", lambda e, x, i: e(op.take(x, i, 0)), (9, 33), ((2, 5), "int64"))
     case("take_axis1", lambda e, x, i: e(op.take(x, i, 1)), (3, 9, 5), ((4,), "int32"))
-    case("gather_elements", lambda e, x, i: e(op.gather_elements(x, i, 1)), (3, 9), ((3, 4), "int64"))
+    case(
+        "gather_elements", lambda e, x, i: e(op.gather_elements(x, i, 1)), (3, 9), ((3, 4), "int64")
+    )
     case("gather_nd", lambda e, x, i: e(op.gather_nd(x, i)), (5, 6, 7), ((4, 2), "int64"))
     case("pad", lambda e, x: e(nn.pad(x, (0, 0, 1, 2, 3, 0), pad_value=0.5)), x)
     case("pad_reflect", lambda e, x: e(nn.pad(x, (0, 0, 2, 1, 1, 2), pad_mode="reflect")), x)
@@ -378,9 +384,7 @@ def _elementwise() -> None:
     case(
         "hard_swish",
         lambda e, x: e(
-            op.multiply(
-                x, e(op.divide(e(op.clip(e(op.add(x, _value(3.0))), 0, 6)), _value(6.0)))
-            )
+            op.multiply(x, e(op.divide(e(op.clip(e(op.add(x, _value(3.0))), 0, 6)), _value(6.0))))
         ),
         (1, 8, 9, 7),
     )

@@ -176,7 +176,18 @@ WHOLE = [
     *names("convolutions", "products", "pooling", "rows"),
     *LEFT_TO_TVM,
     *("mean_all", "sum_02", "variance_2", "concat_unequal", "split", "take_axis1", "resize_linear"),
-    *("exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gate", "two_outputs", "quantise"),
+    *(
+        "exp",
+        "erf",
+        "tanh",
+        "sigmoid",
+        "gelu",
+        "gelu_tanh",
+        "silu",
+        "gate",
+        "two_outputs",
+        "quantise",
+    ),
 ]
 """Cases that are lowered by definitions of our own, left to TVM, or made of several kernels."""
 
@@ -201,10 +212,12 @@ def test_an_operator_computes_what_tvm_says_it_means(name: str) -> None:
 
 
 def double_rows(rows: int, terms: int) -> Any:
-    """y[i, j] = 2 x[i, j] in the first `rows` of 8 rows; s[i] = the sum of `terms` of 40 elements."""
+    """y = 2 x in the first `rows` of 8 rows, x after; s[i] the sum of `terms` of 40 elements."""
     x = te.placeholder((8, 40), name="x")
     k = te.reduce_axis((0, terms), name="k")
-    y = te.compute((8, 40), lambda i, j: te.if_then_else(i < rows, x[i, j] * 2.0, x[i, j]), name="y")
+    y = te.compute(
+        (8, 40), lambda i, j: te.if_then_else(i < rows, x[i, j] * 2.0, x[i, j]), name="y"
+    )
     s = te.compute((8,), lambda i: te.sum(x[i, k], axis=k), name="s")
     return te.create_prim_func([x, y, s])
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
-
-LANES = 16
 
 
 def placeholder(name: str, *shape: int, dtype: str = "float32") -> Any:
@@ -33,20 +30,46 @@ def conv_func(
     groups: int = 1,
     epilogue: bool = True,
 ) -> PrimFunc:
-    """Channels-last convolution with bias and relu."""
-    geometry = ConvGeometry(
-        (kernel, kernel), (stride, stride), (pad, pad), (pad, pad), (dilation, dilation),
-        groups, channels, out,
-    )  # fmt: skip
-    block = geometry.block(LANES)
-    x = placeholder("x", 1, size, size, channels)
-    if geometry.depthwise:
+    """Channels-last convolution with bias and relu; `out` is padded to blocks and cropped.
+
+    Grouped: x [n, h, w, G, C/G]. Depthwise (groups = channels = out): weights [kh, kw, C].
+    """
+    depthwise = groups == channels == out
+    per_group, inner = out // groups, channels // groups
+    block = per_group if groups > 1 else 32
+    split = groups > 1 and not depthwise
+    x = placeholder("x", 1, size, size, *((groups, inner) if split else (channels,)))
+    padded = x
+    if pad:
+        flat = [0] * (len(x.shape) - 3)
+        padded = topi.nn.pad(x, [0, pad, pad, *flat], [0, pad, pad, *flat], name="pad")
+    reach = size + 2 * pad - (kernel - 1) * dilation
+    side = (reach - 1) // stride + 1
+    taps = [te.reduce_axis((0, kernel), name=f"k{i}") for i in range(2)]
+    c = te.reduce_axis((0, inner), name="c")
+
+    def at(n: Any, p: Any, q: Any) -> list[Any]:
+        return [n, p * stride + taps[0] * dilation, q * stride + taps[1] * dilation]
+
+    if depthwise:
         w = placeholder("w", kernel, kernel, out)
+
+        def body(n: Any, p: Any, q: Any, o: Any) -> Any:
+            return te.sum(padded[(*at(n, p, q), o)] * w[(*taps, o)], axis=taps)
+
     else:
-        if groups > 1:
-            x = placeholder("x", 1, size, size, groups, channels // groups)
-        w = placeholder("w", -(-out // block), kernel, kernel, channels // groups, block)
-    y = conv(x, w, geometry, LANES)
+        w = placeholder("w", -(-out // block), kernel, kernel, inner, block)
+
+        def body(n: Any, p: Any, q: Any, o: Any) -> Any:
+            group = (o // per_group,) if split else ()
+            element = padded[(*at(n, p, q), *group, c)]
+            return te.sum(element * w[(o // block, *taps, c, o % block)], axis=[*taps, c])
+
+    wide = -(-out // block) * block if not depthwise else out
+    y = te.compute((1, side, side, wide), body, name="depthwise" if depthwise else "conv")
+    if wide != out:
+        whole = y
+        y = te.compute((1, side, side, out), lambda *i: whole[i], name="crop")
     if not epilogue:
         return te.create_prim_func([x, w, y])
     b = placeholder("b", out)

@@ -42,9 +42,7 @@ def named(graph: TileGraph, name: str) -> TileNode:
 
 def strides(graph: TileGraph, node: TileNode, tensor: str) -> list[int | None]:
     """The stride of each axis of a node in the named tensor it reads or writes."""
-    (access,) = (
-        a for a in (*node.reads, node.write) if graph.tensors[a.tensor].name == tensor
-    )
+    (access,) = (a for a in (*node.reads, node.write) if graph.tensors[a.tensor].name == tensor)
     shape = graph.tensors[access.tensor].shape
     return [access.stride(axis, shape) for axis in range(len(node.axes))]
 
@@ -150,7 +148,11 @@ def test_an_element_read_twice_is_one_access() -> None:
 
 
 def test_what_walks_memory_in_order() -> None:
-    for func, flat in ((map_func(12, 48), True), (map_func(1, 7, 1), True), (transpose_func(), False)):
+    for func, flat in (
+        (map_func(12, 48), True),
+        (map_func(1, 7, 1), True),
+        (transpose_func(), False),
+    ):
         graph = graph_of(func)
         assert is_flat(graph, graph.nodes[0]) == flat
 
@@ -249,7 +251,9 @@ def test_a_stage_goes_into_a_reduction_that_reads_each_element_once() -> None:
     k = te.reduce_axis((0, 48), name="k")
     r = relu(x)
     product = te.compute((12, 8), lambda i, j: te.sum(r[i, k] * y[k, j], axis=k), name="product")
-    assert stages(te.create_prim_func([x, y, product])) == ["relu", "product"], "it reads them 8 times"
+    assert stages(te.create_prim_func([x, y, product])) == ["relu", "product"], (
+        "it reads them 8 times"
+    )
 
 
 def test_an_output_is_never_inlined() -> None:

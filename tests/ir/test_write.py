@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from math import prod
 
 import msgspec
 import pytest
-from funcs import (
-    FUNCS,
-    chain_func,
-    conv_func,
-    dense_func,
-    map_func,
-    matmul_func,
-    mean_func,
-    pool_func,
-    softmax_func,
-    sum_func,
-    total_func,
-    transpose_func,
-)
+from funcs import FUNCS, conv_func, dense_func, map_func, matmul_func, softmax_func
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +36,9 @@ def tile_plan(
     return TilePlan("tile", anchor, tiles, order, parallel, lanes, 1, attach)
 
 
-def one_tile(rule: str, core: tuple[int, ...], parallel: int, lanes: int, anchor: int = 0) -> TilePlan:
+def one_tile(
+    rule: str, core: tuple[int, ...], parallel: int, lanes: int, anchor: int = 0
+) -> TilePlan:
     order = tuple(range(len(core)))
     return TilePlan(rule, anchor, (LevelTile("core", Tile(core)),), order, parallel, lanes)
 
@@ -81,7 +71,9 @@ def test_the_tile_rule() -> None:
 
 
 def test_a_serial_plan_has_no_parallel_loop() -> None:
-    plan = msgspec.structs.replace(MATMUL, parallel=0, tiles=tile_plan((24, 40, 16), (3, 32, 4), ()).tiles)
+    plan = msgspec.structs.replace(
+        MATMUL, parallel=0, tiles=tile_plan((24, 40, 16), (3, 32, 4), ()).tiles
+    )
     assert extents(write(matmul_func(24, 40, 16), plan), "parallel") == []
 
 
@@ -165,7 +157,9 @@ def test_every_picked_plan_can_be_written(
         if not candidate.plan.parallel:
             assert extents(written, "parallel") == []
         elif candidate.plan.rule != "flat":
-            counts = candidate.plan.at("core").counts(prepared.graph.nodes[candidate.plan.anchor].axes)
+            counts = candidate.plan.at("core").counts(
+                prepared.graph.nodes[candidate.plan.anchor].axes
+            )
             assert prod(counts) in extents(written, "parallel")
 
 
@@ -180,7 +174,11 @@ def test_writing_is_deterministic(name: str) -> None:
     func = FUNCS[name]()
     plan = best(func)
     before = func.script()
-    assert write(func, plan).script() == write(func, plan).script() == write(FUNCS[name](), plan).script()
+    assert (
+        write(func, plan).script()
+        == write(func, plan).script()
+        == write(FUNCS[name](), plan).script()
+    )
     assert func.script() == before
     assert not is_scheduled(func)
 
@@ -195,13 +193,19 @@ ILLEGAL = {
     "a tile of the wrong rank": ("extent", tile_plan((6, 40), (3, 32), (1, 0, 2))),
     "a tile wider than its axis": ("extent", tile_plan((6, 48, 16), (3, 16, 4), (1, 0, 2))),
     "an empty tile": ("extent", tile_plan((6, 40, 16), (0, 16, 4), (1, 0, 2))),
-    "a register tile that does not divide": ("divide", tile_plan((6, 40, 16), (4, 8, 4), (1, 0, 2))),
+    "a register tile that does not divide": (
+        "divide",
+        tile_plan((6, 40, 16), (4, 8, 4), (1, 0, 2)),
+    ),
     "a reduction with a tail": ("divide", tile_plan((6, 40, 16), (3, 8, 3), (1, 0, 2))),
     "tails on two axes": ("tail", tile_plan((5, 16, 16), (5, 16, 4), (1, 0, 2), 2)),
     "an order that forgets an axis": ("order", tile_plan((6, 40, 16), (3, 8, 4), (1, 0))),
     "an order that repeats an axis": ("order", tile_plan((6, 40, 16), (3, 8, 4), (1, 1, 2))),
     "a body too long": ("unroll", tile_plan((24, 40, 16), (24, 40, 16), (1, 0, 2), lanes=4)),
-    "a stage that does not exist": ("anchor", tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=3)),
+    "a stage that does not exist": (
+        "anchor",
+        tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=3),
+    ),
     "a stage before the first": ("anchor", tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=-1)),
     "an unknown rule": ("rule", msgspec.structs.replace(MATMUL, rule="spiral")),
     "rows without a row": ("rows", one_tile("rows", (24, 40, 16), 1, 16)),
@@ -238,54 +242,49 @@ def test_neighbours_are_written_or_refused(name: str) -> None:
     written = 0
     for candidate in pick(prepared.graph, get("cpu/x86-avx512"), 2):
         for plan in neighbours(prepared.graph, candidate.plan):
-            try:
+            with contextlib.suppress(PlanError):
                 write(func, plan)
-            except PlanError as error:
-                assert error.reason
-            else:
                 written += 1
     if prepared.graph.flops > 1e4:
         assert written
 
 
 small = st.integers(-1, 4)
-odd_tiles = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 16, 24, 48]), max_size=5).map(
+odd_tiles = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 4, 16, 24, 48]), max_size=4).map(
     lambda extents: Tile(tuple(extents))
 )
-odd_plans = st.builds(
-    TilePlan,
-    rule=st.sampled_from(["tile", "rows", "flat", "loose", "contract"]),
-    anchor=small,
-    tiles=st.lists(
-        st.builds(LevelTile, st.sampled_from(["core", "register", "l1"]), odd_tiles), max_size=3
-    ).map(tuple),
-    order=st.permutations([0, 1, 2]).map(tuple) | st.lists(small, max_size=4).map(tuple),
-    parallel=small,
-    lanes=st.sampled_from([-1, 0, 1, 3, 4, 16, 64]),
-    unroll=small,
-    attach=st.lists(
-        st.builds(Attach, small, st.sampled_from(["core", "register", "root", "l1"])), max_size=2
-    ).map(tuple),
+odd_fields = st.one_of(
+    st.tuples(st.just("rule"), st.sampled_from(["tile", "rows", "flat", "loose", "contract"])),
+    st.tuples(st.just("anchor"), small),
+    st.tuples(
+        st.just("tiles"),
+        st.lists(
+            st.builds(LevelTile, st.sampled_from(["core", "register", "l1"]), odd_tiles), max_size=3
+        ).map(tuple),
+    ),
+    st.tuples(st.just("order"), st.lists(small, max_size=4).map(tuple)),
+    st.tuples(st.just("parallel"), small),
+    st.tuples(st.just("lanes"), st.sampled_from([-1, 0, 1, 3, 64])),
+    st.tuples(
+        st.just("attach"),
+        st.lists(
+            st.builds(Attach, small, st.sampled_from(["core", "register", "root", "l1"])),
+            max_size=2,
+        ).map(tuple),
+    ),
 )
 VICTIMS = {
-    "matmul": matmul_func(),
-    "dense": dense_func(),
-    "softmax": softmax_func(),
-    "sum": sum_func(),
-    "map": map_func(),
-    "transpose": transpose_func(),
-    "pool": pool_func(),
-    "chain": chain_func(),
-    "total": total_func(),
-    "mean": mean_func(),
+    name: FUNCS[name]()
+    for name in ("matmul", "dense", "conv_crop", "pool", "softmax", "sum", "map", "transpose")
 }
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from(sorted(VICTIMS)), odd_plans)
-def test_a_plan_from_a_damaged_log_is_written_or_refused(name: str, plan: TilePlan) -> None:
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(VICTIMS)), st.lists(odd_fields, min_size=1, max_size=2))
+def test_a_plan_from_a_damaged_log_is_written_or_refused(
+    name: str, fields: list[tuple[str, object]]
+) -> None:
     """A log edited by hand, or by a later version, may hold any plan that decodes."""
-    try:
+    plan = msgspec.structs.replace(best(VICTIMS[name]), **dict(fields))
+    with contextlib.suppress(PlanError):
         assert is_scheduled(write(VICTIMS[name], plan))
-    except PlanError as error:
-        assert error.reason

@@ -12,7 +12,7 @@ Index = dict[str, int]
 
 
 class GraphBuilder:
-    """Collects tensors and nodes: axes are written `{"i": 4, "k*": 8}`, a star marking a reduction."""
+    """Collects tensors and nodes. Axes are written `{"i": 4, "k*": 8}`: a star is a reduction."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,18 +82,30 @@ def conv(
     x = build.tensor("x", (batch, *reach, channels), "input")
     w = build.tensor("w", (-(-out // block), kernel, kernel, channels, block), "input")
     y = build.tensor("y", (batch, rows, columns, out), "inner" if epilogue else "output")
-    axes = {"n": batch, "p": rows, "q": columns, "o": out, "r*": kernel, "s*": kernel, "c*": channels}
+    axes = {
+        "n": batch,
+        "p": rows,
+        "q": columns,
+        "o": out,
+        "r*": kernel,
+        "s*": kernel,
+        "c*": channels,
+    }
     window = [{"n": 1}, {"p": stride, "r": dilation}, {"q": stride, "s": dilation}, {"c": 1}]
     packed = [axis_dim(3, 7, div=block), {"r": 1}, {"s": 1}, {"c": 1}, axis_dim(3, 7, mod=block)]
     point = [{"n": 1}, {"p": 1}, {"q": 1}, {"o": 1}]
     build.node("conv", axes, [(x, window), (w, packed)], (y, point), 2.0)
     if epilogue:
         z = build.tensor("z", (batch, rows, columns, out), "output")
-        build.node("relu", {"n": batch, "p": rows, "q": columns, "o": out}, [(y, point)], (z, point))
+        build.node(
+            "relu", {"n": batch, "p": rows, "q": columns, "o": out}, [(y, point)], (z, point)
+        )
     return build.graph()
 
 
-def depthwise(rows: int, columns: int, channels: int, kernel: int = 3, stride: int = 1) -> TileGraph:
+def depthwise(
+    rows: int, columns: int, channels: int, kernel: int = 3, stride: int = 1
+) -> TileGraph:
     """Depthwise convolution, channels last."""
     build = GraphBuilder("depthwise")
     reach = [(size - 1) * stride + kernel for size in (rows, columns)]
@@ -120,7 +132,13 @@ def grouped(rows: int, columns: int, channels: int, out: int, groups: int, block
     x = build.tensor("x", (1, rows + 2, columns + 2, groups, inner), "input")
     w = build.tensor("w", (-(-out // block), 3, 3, inner, block), "input")
     y = build.tensor("y", (1, rows, columns, out), "output")
-    window = [{"n": 1}, {"p": 1, "r": 1}, {"q": 1, "s": 1}, axis_dim(3, 7, div=out // groups), {"c": 1}]
+    window = [
+        {"n": 1},
+        {"p": 1, "r": 1},
+        {"q": 1, "s": 1},
+        axis_dim(3, 7, div=out // groups),
+        {"c": 1},
+    ]
     packed = [axis_dim(3, 7, div=block), {"r": 1}, {"s": 1}, {"c": 1}, axis_dim(3, 7, mod=block)]
     build.node(
         "conv",
@@ -255,7 +273,9 @@ GRAPHS: dict[str, TileGraph] = {
 }
 
 
-def touched(graph: TileGraph, access: Access, node: TileNode, start: Sequence[int], size: Sequence[int]) -> set[tuple[int, ...]]:
+def touched(
+    graph: TileGraph, access: Access, node: TileNode, start: Sequence[int], size: Sequence[int]
+) -> set[tuple[int, ...]]:
     """Elements an access really touches while its node runs over a box of iterations."""
     ranges = [
         range(at, min(at + extent, axis.extent))
@@ -266,7 +286,9 @@ def touched(graph: TileGraph, access: Access, node: TileNode, start: Sequence[in
         index = []
         for dim in access.dims:
             assert dim is not None
-            value = (sum(c * v for c, v in zip(dim.coeffs, point, strict=True)) + dim.offset) // dim.div
+            value = (
+                sum(c * v for c, v in zip(dim.coeffs, point, strict=True)) + dim.offset
+            ) // dim.div
             index.append(value % dim.mod if dim.mod else value)
         found.add(tuple(index))
     return found

@@ -128,7 +128,7 @@ def test_asking_for_more_never_makes_the_best_worse(machine: str) -> None:
 @everywhere
 @every_graph
 def test_an_estimate_is_never_below_the_roof(name: str, machine: str) -> None:
-    """All cores at their peak cannot do the arithmetic sooner; nor can one core for a serial plan."""
+    """All cores at their peak cannot do the arithmetic sooner, nor one core for a serial plan."""
     graph, hw = GRAPHS[name], get(machine)
     for candidate in pick(graph, hw, TOP):
         plan, estimate = candidate.plan, candidate.estimate

@@ -53,30 +53,45 @@ class ConvGeometry(msgspec.Struct, frozen=True):
             )
         )
 
+    @property
+    def per_group(self) -> int:
+        """Output channels of one group."""
+        return self.out_channels // self.groups
+
+    def ragged(self, lanes: int) -> bool:
+        """Whether groups are no whole vectors: each is then padded on an axis of its own."""
+        return self.groups > 1 and not self.depthwise and self.per_group % lanes != 0
+
     def block(self, lanes: int) -> int:
         """Output channels side by side in a packed weight."""
-        if self.groups == 1:
-            return choose_block(self.out_channels, lanes)
-        return choose_group_block(self.out_channels // self.groups, lanes)
+        if self.groups == 1 or self.ragged(lanes):
+            return choose_block(self.per_group, lanes)
+        return choose_group_block(self.per_group, lanes)
 
 
 def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.ndarray:
-    """[O, k.., C/groups] → [O/B, k.., C/groups, B] with O padded by zeros; depthwise → [k.., O]."""
+    """[O, k.., C/groups] → [O/B, k.., C/groups, B], channels padded by zeros to whole blocks.
+
+    Ragged groups: [groups, O/groups/B, k.., C/groups, B]; depthwise: [k.., O].
+    """
     if geometry.depthwise:
         return np.ascontiguousarray(np.moveaxis(weight[..., 0], 0, -1))
     block = geometry.block(lanes)
-    channels = padded(geometry.out_channels, block)
-    if channels != weight.shape[0]:
-        extra = ((0, channels - weight.shape[0]),) + ((0, 0),) * (weight.ndim - 1)
-        weight = np.pad(weight, extra)
-    blocked = weight.reshape(channels // block, block, *weight.shape[1:])
-    return np.ascontiguousarray(np.moveaxis(blocked, 1, -1))
+    groups = geometry.groups if geometry.ragged(lanes) else 1
+    weight = weight.reshape(groups, -1, *weight.shape[1:])
+    extra = padded(weight.shape[1], block) - weight.shape[1]
+    if extra:
+        weight = np.pad(weight, ((0, 0), (0, extra)) + ((0, 0),) * (weight.ndim - 2))
+    blocked = weight.reshape(groups, -1, block, *weight.shape[2:])
+    packed = np.ascontiguousarray(np.moveaxis(blocked, 2, -1))
+    return packed if geometry.ragged(lanes) else packed[0]
 
 
 def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tensor:
     """The convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups]).
 
-    `weight` is packed by `pack_weight`; the result is [n, out.., O].
+    `weight` is packed by `pack_weight`; the result is [n, out.., O], for ragged groups
+    [n, out.., groups, O/groups].
     """
     rank = len(geometry.kernel)
     grouped = geometry.groups > 1 and not geometry.depthwise
@@ -108,11 +123,20 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
         return te.compute((x.shape[0], *out, geometry.out_channels), depthwise, name="depthwise")
     channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")
     block = geometry.block(lanes)
-    per_group = geometry.out_channels // geometry.groups
+    if geometry.ragged(lanes):
+
+        def ragged(n: Any, *at: Any) -> Any:
+            *place, g, o = at
+            element = x[(n, *position(place), g, channel)]
+            weighted = element * weight[(g, o // block, *taps, channel, o % block)]
+            return te.sum(weighted, axis=[*taps, channel])
+
+        shape = (x.shape[0], *out, geometry.groups, padded(geometry.per_group, block))
+        return crop(te.compute(shape, ragged, name="conv"), geometry.per_group)
 
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
-        group = (o // per_group,) if grouped else ()
+        group = (o // geometry.per_group,) if grouped else ()
         element = x[(n, *position(place), *group, channel)]
         weighted = element * weight[(o // block, *taps, channel, o % block)]
         return te.sum(weighted, axis=[*taps, channel])

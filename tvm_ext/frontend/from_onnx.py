@@ -183,9 +183,9 @@ def _read_weight(name: str, proto: onnx.TensorProto) -> ir.TensorProtocol:
 def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRModule:
     """The Relax module of `model`, whose initialisers are `weights`."""
     model.graph.initializers.clear()
-    proto = ir.to_proto(model)
     importer = _Importer(weights)
     try:
+        proto = ir.to_proto(model)
         return importer.from_onnx(proto.graph, onnx_opset(proto))
     except ModelError:
         raise

@@ -226,9 +226,9 @@ def _check(model: onnx.ModelProto, subject: str) -> None:
         )
     if not model.graph.output:
         raise ModelError(f"{subject} has no outputs, so there is nothing to compute; {EXPORT}")
-    for value in [*model.graph.input, *model.graph.output]:
-        if isinstance(value.name, bytes):
-            raise ModelError(f"{subject} is damaged: {value.name!r} is no name; copy it again")
+    broken = next((name for name in _names(model.graph) if isinstance(name, bytes)), None)
+    if broken is not None:
+        raise ModelError(f"{subject} is damaged: {broken!r} is no name; copy or download it again")
     for tensor in tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelError(
@@ -241,6 +241,14 @@ def _check(model: onnx.ModelProto, subject: str) -> None:
         raise ModelError(
             f"{subject} is not a valid ONNX model: {one_line(error)}; {EXPORT}"
         ) from None
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    """Every name in the graph; protobuf gives one that is no UTF-8 as bytes."""
+    for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        yield value.name
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:

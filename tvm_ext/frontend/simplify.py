@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -87,11 +88,7 @@ def _materialise_constants(graph: ir.Graph) -> None:
         old = node.outputs[0]
         tensor = ir.convenience.get_const_tensor(old)
         if node.op_type == "ConstantOfShape" and node.inputs[0] is not None:
-            shape = ir.convenience.get_const_tensor(node.inputs[0])
-            if shape is not None and (shape.numpy() >= 0).all():
-                filler = node.attributes.get("value")
-                value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
-                tensor = ir.Tensor(np.broadcast_to(value.reshape(()), shape.numpy().tolist()))
+            tensor = _filled(node, ir.convenience.get_const_tensor(node.inputs[0]))
         if tensor is None:
             continue
         new = ir.Value(name=old.name, const_value=tensor)
@@ -99,6 +96,16 @@ def _materialise_constants(graph: ir.Graph) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         graph.remove(node, safe=True)
         graph.register_initializer(new)
+
+
+def _filled(node: ir.Node, shape: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+    """What `ConstantOfShape` makes of a known and sensible shape."""
+    extents = [-1] if shape is None else shape.numpy().tolist()
+    if min(extents, default=0) < 0 or prod(extents) > LARGEST_CONSTANT:
+        return None
+    filler = node.attributes.get("value")
+    value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
+    return ir.Tensor(np.broadcast_to(value.reshape(()), extents))
 
 
 def _drop_dropout(graph: ir.Graph) -> None:

@@ -12,7 +12,8 @@ from tvm_ext.tvm_api import IRModule, relax, tvm
 @dataclass(frozen=True)
 class Fuse:
     """Elementwise epilogues into convolutions and products, elementwise chains into each other, and
-    elementwise producers into reductions, by TVM's pattern kinds."""
+    elementwise producers into reductions, by TVM's pattern kinds. What only reshapes becomes a
+    view."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """call_tir(conv); call_tir(add); call_tir(relu)  →  call_tir(fused_conv_add_relu)."""
@@ -22,6 +23,7 @@ class Fuse:
                 transform.AnnotateTIROpPattern(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
+                transform.RewriteDataflowReshape(),
                 transform.DeadCodeElimination(),
             ]
         )(mod)

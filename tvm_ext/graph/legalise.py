@@ -109,13 +109,17 @@ def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
         x = builder.emit_te(topi.reshape, x, split)
     packed = relax.const(pack_weight(weight, geometry, options.lanes))
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
-    return builder.call_te(
+    result = builder.call_te(
         lambda data, filters: conv(data, filters, geometry, options.lanes),
         x,
         packed,
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )
+    if geometry.ragged(options.lanes):
+        out = (shape[0], *geometry.out_size(shape[1:-1]), geometry.out_channels)
+        return builder.call_te(topi.reshape, builder.emit(result), out)
+    return result
 
 
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:

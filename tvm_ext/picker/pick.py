@@ -28,6 +28,8 @@ from tvm_ext.tile.infer import propagate
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 REGISTER_TILES = 6
+EVEN_TASKS = 8
+"""Tasks per core from which an uneven share no longer matters."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
@@ -66,22 +68,45 @@ def choose_anchor(graph: TileGraph) -> int | None:
 
 
 def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
-    """One chunk of whole vectors per core; on one core if a launch would cost more."""
+    """Contiguous boxes, shared out evenly; on one core if a launch would cost more."""
     node = graph.nodes[anchor]
     extent = prod(node.extents)
-    lanes = lanes_for(extent, hw, graph.tensors[node.write.tensor].dtype_bytes)
-    time = _streaming(graph, node, hw, lanes, hw.cores)
+    lanes = lanes_for(extent, hw, _widest(graph, node))
     parallel = _worth_parallel(graph, node, hw, lanes)
-    chunk = max(lanes, extent // hw.cores // lanes * lanes) if parallel else extent
     plan = TilePlan(
         rule="flat",
         anchor=anchor,
-        tiles=(LevelTile("core", Tile((*(1,) * (len(node.axes) - 1), chunk))),),
+        tiles=(
+            LevelTile(
+                "core", contiguous_tile(node, hw.cores, lanes) if parallel else Tile(node.extents)
+            ),
+        ),
         order=tuple(range(len(node.axes))),
         parallel=int(parallel),
         lanes=lanes,
     )
-    return Candidate(plan, time if parallel else _streaming(graph, node, hw, lanes, 1))
+    return Candidate(plan, _streaming(graph, node, hw, lanes, hw.cores if parallel else 1))
+
+
+def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
+    """The largest contiguous box whose count the cores share evenly.
+
+    Whole inner axes, one axis cut by a divisor, ones outside. A tensor with a single axis to cut is
+    cut into one piece per core and a short tail.
+    """
+    extents = node.extents
+    outer = 1
+    for axis, extent in enumerate(extents):
+        rest = extents[axis + 1 :]
+        if prod(rest) == 1:
+            size = max(1, extent // cores // lanes * lanes) if outer % cores else extent
+            return Tile((*(1,) * axis, max(1, size), *rest))
+        for parts in range(1, extent + 1):
+            tasks = outer * parts
+            if extent % parts == 0 and (tasks % cores == 0 or tasks >= EVEN_TASKS * cores):
+                return Tile((*(1,) * axis, extent // parts, *rest))
+        outer *= extent
+    return Tile(extents)
 
 
 def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
@@ -100,7 +125,7 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
             break
     else:
         return None
-    dtype_bytes = graph.tensors[node.write.tensor].dtype_bytes
+    dtype_bytes = _widest(graph, node)
     inner = max(graph.nodes[i].axes[-1].extent for i in tiles)
     lanes = lanes_for(inner, hw, dtype_bytes)
     parallel = count > 1 and _worth_parallel(graph, node, hw, lanes)
@@ -119,7 +144,7 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
 def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:
     """Register tiles ranked by cycles, each with the core tiles that share the work out."""
     node = graph.nodes[anchor]
-    dtype_bytes = graph.tensors[node.write.tensor].dtype_bytes
+    dtype_bytes = _widest(graph, node)
     vector = vector_axis(node)
     lanes = 1
     if vector is not None:
@@ -229,6 +254,12 @@ def _epilogue(graph: TileGraph, anchor: int) -> int | None:
         if dim is None or dim.coeffs != unit or dim.offset or dim.div > 1 or dim.mod:
             return None
     return consumers[0] if aligned else None
+
+
+def _widest(graph: TileGraph, node: TileNode) -> int:
+    """Bytes of the widest element the node touches: vectors hold as many as that allows."""
+    tensors = [graph.tensors[access.tensor] for access in (*node.reads, node.write)]
+    return max(tensor.dtype_bytes for tensor in tensors)
 
 
 def _streaming(

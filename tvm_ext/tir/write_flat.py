@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm_ext.errors import PlanError
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import PARTITION, vectorise_last
@@ -9,24 +10,35 @@ from tvm_ext.tvm_api import ScheduleError
 
 
 def write_flat(prepared: Prepared, plan: TilePlan) -> None:
-    """One loop over all elements in memory order, cut into parallel chunks of whole vectors.
+    """One loop over contiguous memory per task.
 
-    for i, j: y[i,j] = f(x[i,j])   →   parallel chunk: for v: y.vector = f(x.vector)
+        for i, j: y[i,j] = f(x[i,j])   →   parallel i: for j/lanes: y.vector = f(x.vector)
+
+    The core tile is a contiguous box: ones, one axis cut or whole, then whole axes. Vectors are
+    explicit where they never cross the end of a row; elsewhere the indices of a vector would no
+    longer simplify to neighbours, and LLVM vectorises the scalar loop instead.
     """
-    schedule = prepared.schedule
-    block = prepared.blocks[plan.anchor]
-    extent = 1
-    for axis in prepared.graph.nodes[plan.anchor].axes:
-        extent *= axis.extent
-    loops = schedule.get_loops(block)
+    schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
+    loops = schedule.get_loops(prepared.blocks[plan.anchor])
+    core = plan.at("core")
+    extents = core.extents
     if not loops:
         return
-    loop = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    chunk = min(extent, plan.at("core").points)
-    task, loop = schedule.split(loop, [None, chunk])
-    if extent % chunk:
+    if not core.fits(node.axes):
+        raise PlanError("extent", f"plan for {node.name}: core tile {extents} exceeds its axes")
+    cut = next((axis for axis, extent in enumerate(extents) if extent > 1), len(extents) - 1)
+    if any(node.axes[axis].extent != extents[axis] for axis in range(cut + 1, len(extents))):
+        raise PlanError("flat", f"plan for {node.name}: core tile {extents} is not contiguous")
+    outer, inner = schedule.split(loops[cut], [None, extents[cut]])
+    grid = [*loops[:cut], outer]
+    task = schedule.fuse(*grid) if len(grid) > 1 else outer
+    row = [inner, *loops[cut + 1 :]]
+    if node.axes[cut].extent % extents[cut]:
         schedule.annotate(task, PARTITION, 1)
-    vectorise_last(schedule, loop, plan.lanes)
+    body = schedule.fuse(*row) if len(row) > 1 else inner
+    last = next((a.extent for a in reversed(node.axes) if a.extent > 1), 1)
+    if last % plan.lanes == 0 or last == node.axes[cut].extent:
+        vectorise_last(schedule, body, plan.lanes)
     if plan.parallel:
         schedule.parallel(task)
 

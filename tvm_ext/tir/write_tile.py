@@ -54,14 +54,12 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     check_tiles(node, core, register, plan)
     reduces = node.kind == "reduce"
     epilogue: SBlockRV | None = None
-    if reduces:
-        if graph.tensors[node.write.tensor].role == "output":
-            epilogue = schedule.cache_write(block, 0, "local")
-        else:
-            attached = [entry.stage for entry in plan.attach if entry.level == "register"]
-            if attached:
-                schedule.set_scope(block, 0, "local")
-                epilogue = prepared.blocks[attached[0]]
+    attached = [entry.stage for entry in plan.attach if entry.level == "register"]
+    if reduces and attached:
+        schedule.set_scope(block, 0, "local")
+        epilogue = prepared.blocks[attached[0]]
+    elif reduces:
+        epilogue = schedule.cache_write(block, 0, "local")
     loops = schedule.get_loops(block)
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")

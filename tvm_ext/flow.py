@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 import tvm_ext
-from tvm_ext.errors import LogError, ModelError
+from tvm_ext.errors import LogError, ModelError, TargetError
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import build as compile_kernel
@@ -55,11 +55,17 @@ class Lowered:
 def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
     """Imports a model and takes it down to unscheduled groups for a machine."""
     hardware = resolve(target)
+    if hardware.kind == "cuda":
+        raise TargetError(
+            f"target {hardware.name}: whole models compile for CPUs only so far; use cpu, a "
+            "cpu/ or an arm/ target"
+        )
     if hardware.name == "cpu/host" or num_threads:
-        threads = use_threads(num_threads or physical_cores())
+        threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)
     if isinstance(model, IRModule):
-        mod, name, notes = model, "module", ()
+        mod, name = model, "module"
+        notes: tuple[str, ...] = ()
         inputs, outputs = _signature_of(mod)
     else:
         from tvm_ext.frontend.from_onnx import import_onnx
@@ -101,7 +107,7 @@ def compile(
     database = Database.open(log) if log is not None else None
     say(f"planning {len(lowered.distinct)} kernels")
     planned = plan_all(lowered, database)
-    notes = (*lowered.notes, *_log_notes(database, lowered))
+    notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, planned, notes, verify=verify, say=say)
 
 
@@ -126,13 +132,13 @@ def replay(
             f"log {os.fspath(log)}: no record for {len(misses)} kernels ({', '.join(misses)}) on "
             f"hardware {lowered.hardware.fingerprint()}; tune the model with this log first"
         )
-    notes = (*lowered.notes, *_log_notes(database, lowered))
+    notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
 
 
 def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
     """Loads an artifact written by `Compiled.save`. Raises ArtifactError."""
-    use_threads(num_threads or physical_cores())
+    use_threads(num_threads or physical_cores(), asked=num_threads is not None)
     executable, manifest = load_artifact(Path(path))
     return Compiled(executable, manifest, Path(path))
 
@@ -270,7 +276,7 @@ def _hit(planned: Planned) -> bool:
     return planned.option.source == "log"
 
 
-def _log_notes(database: Database | None, lowered: Lowered) -> tuple[str, ...]:
+def log_notes(database: Database | None, lowered: Lowered) -> tuple[str, ...]:
     """What the user should know of the log: corrupt lines, records of other machines only."""
     if database is None:
         return ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import pick
+from tvm_ext.picker import pick, predict, roof
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Group
 from tvm_ext.tile.axis import Tile
@@ -107,7 +107,14 @@ def options(task: Task, hardware: HardwareModel, database: Database | None) -> I
     if database is not None:
         record = database.best(task.signature, hardware.fingerprint())
         if record is not None:
-            yield Option("log", record.plan, measured_us=record.best_us)
+            model = predict(task.graph, record.plan, hardware) if task.graph else None
+            yield Option(
+                "log",
+                record.plan,
+                model.bound if model else "",
+                model.latency_us if model else 0.0,
+                record.best_us,
+            )
     if task.graph is not None:
         for candidate in pick(task.graph, hardware, PICKED):
             yield Option(
@@ -116,7 +123,8 @@ def options(task: Task, hardware: HardwareModel, database: Database | None) -> I
                 candidate.estimate.bound,
                 candidate.estimate.latency_us,
             )
-        yield Option("loose", loose_plan(hardware))
+        loose, model = loose_plan(hardware), roof(task.graph, hardware)
+        yield Option("loose", loose, model.bound, model.latency_us)
     yield Option("none", None)
 
 

@@ -1,8 +1,8 @@
 """`tune`: measures the picker's best plans and their neighbours, task by task, into a log.
 
 The picker's first plan of every task is measured before anything else, so the result never starts
-behind the tuning-free one; a plan replaces it only if it is faster in a final run of the two side by
-side. Every batch is on disk before the next one starts.
+behind the tuning-free one; a plan that seems faster is measured once more beside it at the end.
+Every batch is on disk before the next one starts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 
 import tvm_ext
 from tvm_ext.errors import PlanError
-from tvm_ext.flow import Lowered, Shapes, assemble, lower, plan_all
+from tvm_ext.flow import Lowered, Shapes, assemble, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.picker import pick
+from tvm_ext.picker import pick, roof
 from tvm_ext.planner import Task, hash_text
 from tvm_ext.records import Database, Record, RecordFailure, TaskKey
 from tvm_ext.runtime.executor import Compiled
@@ -38,8 +38,6 @@ from tvm_ext.verify import arguments_of, point_count
 BATCH = 4
 PICKED = 12
 """Plans of the picker that are queued for a task; neighbours of the best follow."""
-MARGIN = 0.98
-"""A plan must beat the picker's by this factor to replace it: less is noise."""
 
 
 @dataclass
@@ -108,8 +106,8 @@ def tune(
         tuner.interrupted = True
     finally:
         tuner.close()
-    planned = plan_all(lowered, database)
-    return assemble(lowered, planned, (*lowered.notes, *tuner.notes()), verify=True)
+    notes = (*lowered.notes, *log_notes(database, lowered), *tuner.notes())
+    return assemble(lowered, plan_all(lowered, database), notes, verify=True)
 
 
 class Tuner:
@@ -137,6 +135,7 @@ class Tuner:
 
     def run(self, trials: int, deadline: float) -> None:
         """Spends the trials: every task's first plan, then where most is left to gain."""
+        self.watch(self.tasks, self.done)
         first = [p for p in self.tasks if p.first not in p.tried]
         for progress in sorted(first, key=lambda p: -p.gain_us):
             if self.done >= trials or time.monotonic() > deadline:
@@ -198,19 +197,17 @@ class Tuner:
         return notes
 
     def _start(self, task: Task) -> Progress | None:
-        """The task with its queue and what the log already knows; None if nothing can be planned."""
+        """The task with its queue and what the log knows of it; None if nothing can be planned."""
         if task.graph is None:
             return None
         candidates = pick(task.graph, self.hardware, PICKED)
         if not candidates:
             return None
-        estimate = candidates[0].estimate
-        roof_us = max(
-            task.graph.flops / (self.hardware.cores * self.hardware.peak_gflops["float32"] * 1e3),
-            estimate.memory_us,
-        )
         plans = [candidate.plan for candidate in candidates]
-        progress = Progress(task, plans[0], estimate.latency_us, roof_us)
+        predicted_us = candidates[0].estimate.latency_us
+        progress = Progress(
+            task, plans[0], predicted_us, roof(task.graph, self.hardware).latency_us
+        )
         known = self.database.measured(task.signature, self.hardware.fingerprint())
         self._take(progress, list(known.values()))
         progress.queue = [plan for plan in plans[1:] if plan not in progress.tried]

@@ -57,7 +57,7 @@ def test_fingerprint_ignores_what_a_measurement_changes() -> None:
         {"vector_bytes": 16},
         {"vector_registers": 32},
         {"isa": ("avx2",)},
-        {"levels": (*AVX2.levels[:-1], MemoryLevel("dram", 1 << 20, 1.0))},
+        {"levels": (*AVX2.levels[:-1], MemoryLevel("l4", 1 << 20, 1.0))},
         {"target": {"kind": "llvm", "mcpu": "znver3"}},
     ],
 )

@@ -118,7 +118,7 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
 
         def depthwise(n: Any, *at: Any) -> Any:
             *place, o = at
-            return te.sum(x[(n, *position(place), o)] * weight[(*taps, o)], axis=taps)
+            return te.sum(x(n, *position(place), o) * weight(*taps, o), axis=taps)
 
         return te.compute((x.shape[0], *out, geometry.out_channels), depthwise, name="depthwise")
     channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")
@@ -127,8 +127,8 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
 
         def ragged(n: Any, *at: Any) -> Any:
             *place, g, o = at
-            element = x[(n, *position(place), g, channel)]
-            weighted = element * weight[(g, o // block, *taps, channel, o % block)]
+            element = x(n, *position(place), g, channel)
+            weighted = element * weight(g, o // block, *taps, channel, o % block)
             return te.sum(weighted, axis=[*taps, channel])
 
         shape = (x.shape[0], *out, geometry.groups, padded(geometry.per_group, block))
@@ -137,8 +137,8 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
         group = (o // geometry.per_group,) if grouped else ()
-        element = x[(n, *position(place), *group, channel)]
-        weighted = element * weight[(o // block, *taps, channel, o % block)]
+        element = x(n, *position(place), *group, channel)
+        weighted = element * weight(o // block, *taps, channel, o % block)
         return te.sum(weighted, axis=[*taps, channel])
 
     channels = padded(geometry.out_channels, block)

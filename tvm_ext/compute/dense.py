@@ -1,6 +1,6 @@
 """Matrix multiplication: by a constant packed into blocks of output columns, or of two tensors.
 
-    y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
+y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def dense(x: Tensor, weight: Tensor, columns: int) -> Tensor:
 
     def body(*at: Any) -> Any:
         *rows, j = at
-        return te.sum(x[(*rows, k)] * weight[j // block, k, j % block], axis=k)
+        return te.sum(x(*rows, k) * weight[j // block, k, j % block], axis=k)
 
     return crop(te.compute((*x.shape[:-1], blocks * block), body, name="dense"), columns)
 
@@ -58,6 +58,6 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
 
     def body(*at: Any) -> Any:
         *batch, i, j = at
-        return te.sum(a[(*batch, i, k)] * b[(*batch, k, j)], axis=k)
+        return te.sum(a(*batch, i, k) * b(*batch, k, j), axis=k)
 
     return crop(te.compute((*a.shape[:-1], b.shape[-1]), body, name="matmul"), columns)

@@ -1,1 +1,11 @@
-"""Placeholder reading guide."""
+"""From a user's model file to a Relax module, quickly, and with one clear line for what is wrong.
+
+Read `from_onnx.import_onnx` first: it is the whole way, one step a line.
+
+load        file or ModelProto -> complete, valid ModelProto; every bad file has its message
+shapes      `--shape name=1,3,224,224` -> a static shape for every input
+weights     weights kept apart, so that no step copies or serialises them (models over 2 GB)
+operators   old operators converted, functions inlined; what TVM cannot read is listed at once
+simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights
+randomise   random weights for models that ship without real ones; for tests and benchmarks
+"""

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from keyword import iskeyword
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,11 @@ import onnx_ir as ir
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.load import detach_weights, load_onnx, one_line, onnx_opset
+from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import simplify
+from tvm_ext.frontend.weights import attach_weights, detach_weights
 from tvm_ext.tvm_api import IRModule, relax, tirx, tvm, tvm_version
 
 C_KEYWORD = re.compile(
@@ -75,7 +75,7 @@ def import_onnx(
     light, weights = detach_weights(proto)
     apply_shapes(light, resolved)
     name_nodes(light.graph)
-    model = _attach_weights(_to_ir(modernise(light)), weights)
+    model = attach_weights(_to_ir(modernise(light)), weights)
     model, notes = simplify(model)
     lacking = unsupported(model.graph.all_nodes())
     if lacking is not None:
@@ -150,34 +150,6 @@ def _to_ir(model: onnx.ModelProto) -> ir.Model:
     except ir.serde.SerdeError as error:
         cause = error.__cause__ or error
         raise ModelError(f"the model is not valid ONNX: {one_line(cause)}") from error
-
-
-def _attach_weights(model: ir.Model, weights: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """Undo `detach_weights`: inputs that stand for weights become initialisers, uncopied."""
-    graph = model.graph
-    for value in list(graph.inputs):
-        if value.name is None or value.name not in weights:
-            continue
-        proto = weights[value.name]
-        graph.inputs.remove(value)
-        value.const_value = ir.LazyTensor(
-            partial(_read_weight, value.name, proto),
-            dtype=ir.DataType(proto.data_type),
-            shape=ir.Shape(proto.dims),
-            name=value.name,
-        )
-        graph.register_initializer(value)
-    return model
-
-
-def _read_weight(name: str, proto: onnx.TensorProto) -> ir.TensorProtocol:
-    try:
-        return ir.Tensor(ir.from_proto(proto).numpy(), dtype=ir.DataType(proto.data_type))
-    except ValueError as error:
-        raise ModelError(
-            f"the data of {name!r} does not fill its shape {tuple(proto.dims)} ({error}); "
-            "export the model again"
-        ) from None
 
 
 def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRModule:

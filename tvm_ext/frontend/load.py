@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
 import onnx
-import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tvm_ext.errors import ModelError
+from tvm_ext.frontend.weights import check_data, detach_weights, tensors
 
-HEAVY_BYTES = 1024
-"""Tensors above this size are weights, never shapes or axes, so onnx's C++ passes need no copy."""
+STANDARD = ("", "ai.onnx")
+"""Names of ONNX's own operator domain."""
 
 EXPORT = "export it again, e.g. with torch.onnx.export"
 
@@ -49,66 +48,6 @@ def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPro
         _read_external(path, tensor)
     _check(model, str(path))
     return model
-
-
-def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor the model holds: initialisers and tensor attributes, subgraphs included."""
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        yield from graph.initializer
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.TENSOR:
-                    yield attribute.t
-                elif attribute.type == onnx.AttributeProto.GRAPH:
-                    graphs.append(attribute.g)
-
-
-def detach_weights(
-    model: onnx.ModelProto,
-) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A light copy of `model`, and its weights by name.
-
-    Tensors over HEAVY_BYTES (initialisers and `Constant` nodes) become graph inputs of the copy,
-    so that onnx's C++ passes, which serialise what they are given, stay fast and may be used on
-    models over 2 GB. The weights are the tensors of `model` itself, not copies.
-    """
-    light, graph = onnx.ModelProto(), model.graph
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(light, field.name).extend(value)
-        else:
-            setattr(light, field.name, value)
-    # Before version 4 every initialiser had to be listed as an input as well.
-    light.ir_version = max(4, model.ir_version)
-    copy = light.graph
-    copy.name = graph.name or "graph"
-    weights: dict[str, onnx.TensorProto] = {}
-    for tensor in graph.initializer:
-        if _nbytes(tensor) > HEAVY_BYTES:
-            weights[tensor.name] = tensor
-        else:
-            copy.initializer.append(tensor)
-    for node in graph.node:
-        if node.op_type == "Constant" and not node.domain:
-            value = next((a.t for a in node.attribute if a.name == "value"), None)
-            if value is not None and _nbytes(value) > HEAVY_BYTES:
-                weights[node.output[0]] = value
-                continue
-        copy.node.append(node)
-    initialisers = {tensor.name for tensor in graph.initializer}
-    copy.input.extend(i for i in graph.input if i.name not in initialisers)
-    copy.input.extend(
-        onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
-        for name, tensor in weights.items()
-    )
-    copy.output.extend(graph.output)
-    copy.value_info.extend(graph.value_info)
-    copy.sparse_initializer.extend(graph.sparse_initializer)
-    return light, weights
 
 
 def _read(path: Path) -> bytes:
@@ -157,13 +96,14 @@ def _declared_bytes(data: bytes) -> int | None:
     def varint() -> int:
         nonlocal position
         value = shift = 0
-        while position < len(data) and shift < 64:
-            byte = data[position]
+        for byte in data[position : position + 10]:
             position += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                break
+                return value
+        # The number goes on behind the end of the file.
+        position += 1
         return value
 
     fields = onnx.ModelProto.DESCRIPTOR.fields_by_number
@@ -174,8 +114,7 @@ def _declared_bytes(data: bytes) -> int | None:
         value = varint()
         if wire_type == 2:
             position += value
-    # A file that stops inside a number wants at least one byte more.
-    return max(position, len(data) + (data[-1] >= 0x80))
+    return position
 
 
 def _read_external(path: Path, tensor: onnx.TensorProto) -> None:
@@ -235,12 +174,24 @@ def _check(model: onnx.ModelProto, subject: str) -> None:
                 f"{subject}: external data of {tensor.name!r} is not loaded; give the path of the "
                 ".onnx file instead, or load it with onnx.load"
             )
+    if model.graph.sparse_initializer:
+        raise ModelError(f"{subject} has sparse initialisers; export it with dense ones")
+    if not all(onnx.defs.has(node.op_type) for node in standard_nodes(model.graph)):
+        # The checker stops at the first unknown operator; the importer's message has them all.
+        return
+    light, _ = detach_weights(model)
+    for value in [*light.graph.input, *light.graph.output]:
+        if value.type.HasField("tensor_type"):
+            # The checker, unlike ONNX Runtime, wants a rank; which one does not matter to it.
+            value.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(detach_weights(model)[0])
+        onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
         raise ModelError(
             f"{subject} is not a valid ONNX model: {one_line(error)}; {EXPORT}"
         ) from None
+    for tensor in tensors(model):
+        check_data(tensor)
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
@@ -248,19 +199,14 @@ def _names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
     for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
         yield value.name
     for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
 
 
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    """Size by shape and type (protobuf's `ByteSize` would serialise the tensor to tell)."""
-    try:
-        bits = onnx_ir.DataType(tensor.data_type).bitwidth
-    except (TypeError, ValueError):
-        # Strings, and types that onnx's checker has yet to complain of.
-        return 0
-    return prod(tensor.dims) * bits // 8
+def standard_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of ONNX's own operators, outside subgraphs."""
+    return [node for node in graph.node if node.domain in STANDARD]
 
 
 def onnx_opset(model: onnx.ModelProto) -> int:
     """Version of the standard operator set the model uses; 1 where it says nothing."""
-    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    return max((o.version for o in model.opset_import if o.domain in STANDARD), default=1)

@@ -14,9 +14,8 @@ from onnx.shape_inference import infer_shapes
 from onnx.version_converter import convert_version
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.load import one_line, onnx_opset
+from tvm_ext.frontend.load import STANDARD, one_line, onnx_opset, standard_nodes
 
-STANDARD = ("", "ai.onnx")
 CONVERTED_OPSET = 13
 
 # Below 7 broadcasting was an attribute, which the importer does not read; these operators it
@@ -56,7 +55,7 @@ def modernise(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError: the model is too old and onnx cannot convert it.
     """
     opset = onnx_opset(model)
-    operators = {node.op_type for node in model.graph.node if node.domain in STANDARD}
+    operators = {node.op_type for node in standard_nodes(model.graph)}
     old = sorted(name for name in operators if opset < FIRST_OPSET.get(name, BROADCAST_OPSET))
     if old:
         try:
@@ -145,9 +144,8 @@ def _schema_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
     """Standard operators of `graph` that the importer lacks and onnx defines by a function."""
     names = {
         node.op_type
-        for node in graph.node
-        if node.domain in STANDARD
-        and (not _is_importable("", node.op_type) or _needs_more_outputs(node))
+        for node in standard_nodes(graph)
+        if not _is_importable("", node.op_type) or _needs_more_outputs(node)
     }
     schemas = {
         name: onnx.defs.get_schema(name, opset) for name in names if onnx.defs.has(name, opset)

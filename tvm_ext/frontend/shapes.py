@@ -36,7 +36,6 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 def runtime_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The graph inputs a caller must supply; an initialiser listed as an input is none."""
     initialisers = {tensor.name for tensor in model.graph.initializer}
-    initialisers |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     return [value for value in model.graph.input if value.name not in initialisers]
 
 

@@ -1,4 +1,4 @@
-"""`Normalise`: the tidy form every later pass expects: dataflow blocks, inference operators only."""
+"""`Normalise`: the tidy form later passes expect: dataflow blocks, inference operators."""
 
 from __future__ import annotations
 

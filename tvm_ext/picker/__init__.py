@@ -7,7 +7,7 @@
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import Estimate, estimate
+from tvm_ext.picker.perf import Estimate, estimate, predict, roof
 from tvm_ext.picker.pick import Candidate, pick
 
-__all__ = ["Candidate", "Estimate", "estimate", "pick"]
+__all__ = ["Candidate", "Estimate", "estimate", "pick", "predict", "roof"]

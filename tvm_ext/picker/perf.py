@@ -192,3 +192,33 @@ def _task(
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
     return cycles / clock_ghz(hw) / 1e3, memory_us, bound
+
+
+def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Estimate:
+    """Time of a group that touches each byte once: arithmetic against the level that holds it."""
+    total = graph.io_bytes
+    source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
+    rate = min(source.gbps * cores, source.total_gbps or source.gbps * cores)
+    memory_us = total / (rate * 1e3)
+    per_core = hw.peak_gflops.get("float32", 1.0) * lanes / max(1, hw.lanes(4)) / 2
+    compute_us = graph.flops / (per_core * cores * 1e3)
+    launch = hw.launch_us if cores > 1 else 0.0
+    bound = "compute" if compute_us > memory_us else source.name
+    return Estimate(max(compute_us, memory_us) + launch, compute_us, memory_us, bound)
+
+
+def roof(graph: TileGraph, hw: HardwareModel) -> Estimate:
+    """The roofline: no plan of the group is faster on `hw`, launch costs aside."""
+    compute_us = graph.flops / (hw.peak_gflops.get("float32", 1.0) * hw.cores * 1e3)
+    source = next((x for x in hw.levels[1:] if graph.io_bytes <= x.size_bytes), hw.levels[-1])
+    rate = max(source.total_gbps, source.gbps * (1 if source.total_gbps else hw.cores))
+    memory_us = graph.io_bytes / (rate * 1e3)
+    bound = "compute" if compute_us > memory_us else source.name
+    return Estimate(max(compute_us, memory_us), compute_us, memory_us, bound)
+
+
+def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
+    """Predicted time of any plan of the group, wherever the plan came from."""
+    if plan.rule == "tile":
+        return estimate(graph, plan, hw)
+    return streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)

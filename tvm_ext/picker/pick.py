@@ -20,7 +20,7 @@ from tvm_ext.picker.align import (
     unroll_extents,
     vector_extents,
 )
-from tvm_ext.picker.perf import Estimate, compute_cycles, estimate
+from tvm_ext.picker.perf import Estimate, compute_cycles, estimate, streaming
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_flat, vector_axis, vectorisable
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -72,7 +72,7 @@ def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
     node = graph.nodes[anchor]
     extent = prod(node.extents)
     lanes = lanes_for(extent, hw, _widest(graph, node))
-    parallel = _worth_parallel(graph, node, hw, lanes)
+    parallel = _worth_parallel(graph, hw, lanes)
     plan = TilePlan(
         rule="flat",
         anchor=anchor,
@@ -85,7 +85,7 @@ def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
         parallel=int(parallel),
         lanes=lanes,
     )
-    return Candidate(plan, _streaming(graph, node, hw, lanes, hw.cores if parallel else 1))
+    return Candidate(plan, streaming(graph, hw, lanes, hw.cores if parallel else 1))
 
 
 def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
@@ -128,7 +128,7 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     dtype_bytes = _widest(graph, node)
     inner = max(graph.nodes[i].axes[-1].extent for i in tiles)
     lanes = lanes_for(inner, hw, dtype_bytes)
-    parallel = count > 1 and _worth_parallel(graph, node, hw, lanes)
+    parallel = count > 1 and _worth_parallel(graph, hw, lanes)
     plan = TilePlan(
         rule="rows",
         anchor=anchor,
@@ -138,7 +138,7 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
         lanes=lanes,
         attach=tuple(Attach(i, "core") for i in range(anchor)),
     )
-    return Candidate(plan, _streaming(graph, node, hw, lanes, hw.cores if parallel else 1))
+    return Candidate(plan, streaming(graph, hw, lanes, hw.cores if parallel else 1))
 
 
 def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:
@@ -262,21 +262,6 @@ def _widest(graph: TileGraph, node: TileNode) -> int:
     return max(tensor.dtype_bytes for tensor in tensors)
 
 
-def _streaming(
-    graph: TileGraph, node: TileNode, hw: HardwareModel, lanes: int, cores: int
-) -> Estimate:
-    """Time of stages that touch each byte once: arithmetic against the level that holds it."""
-    total = graph.io_bytes
-    source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
-    rate = min(source.gbps * cores, source.total_gbps or source.gbps * cores)
-    memory_us = total / (rate * 1e3)
-    per_cycle = hw.peak_gflops.get("float32", 1.0) * cores * lanes / max(1, hw.lanes(4)) / 2
-    compute_us = graph.flops / (per_cycle * 1e3)
-    launch = hw.launch_us if cores > 1 else 0.0
-    bound = "compute" if compute_us > memory_us else source.name
-    return Estimate(max(compute_us, memory_us) + launch, compute_us, memory_us, bound)
-
-
-def _worth_parallel(graph: TileGraph, node: TileNode, hw: HardwareModel, lanes: int) -> bool:
-    serial = _streaming(graph, node, hw, lanes, 1).latency_us
+def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:
+    serial = streaming(graph, hw, lanes, 1).latency_us
     return hw.cores > 1 and serial > SERIAL_LAUNCHES * hw.launch_us

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 from tvm_ext.errors import LogError
 from tvm_ext.records.files import CorruptLine, append, errors_named, file_for, log_files, prepare
@@ -81,9 +82,22 @@ class Database:
         ]
 
     def best(self, signature: str, fingerprint: str) -> Record | None:
-        """The working plan with the lowest median latency, the earliest of equals; None without."""
-        working = [record for record in self.records(signature, fingerprint) if record.ok]
-        return min(working, key=lambda record: record.best_us, default=None)
+        """The plan with the lowest median latency, the earliest of equals; None without one.
+
+        A plan that was measured several times is judged by the median over all its records, so a
+        lucky first measurement does not stand against later ones; one that ever failed is out. The
+        record returned is the plan's latest.
+        """
+        records = self.records(signature, fingerprint)
+        failed = {record.plan for record in records if not record.ok}
+        latest: dict[TilePlan, Record] = {}
+        latency_us: dict[TilePlan, list[float]] = defaultdict(list)
+        for record in records:
+            if record.plan not in failed:
+                latest[record.plan] = record
+                latency_us[record.plan].extend(record.latency_us)
+        plan = min(latest, key=lambda plan: median(latency_us[plan]), default=None)
+        return None if plan is None else latest[plan]
 
     def measured(self, signature: str, fingerprint: str) -> dict[TilePlan, Record]:
         """The best record of every plan tried, failures included, so that none is tried again."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,15 @@ def export(executable: Any, path: Path, manifest: Manifest) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
-            with silence():
-                executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
+            failure = _in_child(
+                lambda: executable.export_library(str(built), fcompile=linker, workspace_dir=folder)
+            )
+            if failure:
+                raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             os.replace(built, path)
     except OSError as error:
         raise ArtifactError(
             f"artifact {path}: {error.strerror or error}; nothing written"
-        ) from error
-    except RuntimeError as error:
-        raise ArtifactError(
-            f"artifact {path}: linking failed: {_last_line(error)}; nothing written"
         ) from error
     return path
 
@@ -61,6 +61,8 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
     """The executable and manifest of an artifact. Raises ArtifactError if it is not one."""
     if not path.is_file():
         raise ArtifactError(f"artifact {path}: no such file")
+    if not _whole_elf(path):
+        raise ArtifactError(f"artifact {path}: not a shared library, or one cut short; make it again")
     try:
         with silence():
             module = tvm.runtime.load_module(str(path.resolve()))
@@ -74,15 +76,46 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
         data = machine[MANIFEST_FUNCTION]().numpy().tobytes()
     except Exception as error:
         raise ArtifactError(
-            f"artifact {path}: holds no tvm_ext model; make one with tvm_ext.compile(...).save(path)"
+            f"artifact {path}: holds no tvm_ext model; make one with python -m tvm_ext.compile"
         ) from error
     return module, decode_manifest(data)
+
+
+def _in_child(work: Callable[[], Any]) -> str:
+    """Does `work` in a forked child; returns why it failed, or an empty text.
+
+    LLVM ends the process it runs in when it cannot write its object file, on a full disk say.
+    The child has this process' memory, so nothing need be handed over.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        os.close(reader)
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            os.write(2, f"\n{_last_line(error)}\n".encode())
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader, encoding="utf-8", errors="replace") as words:
+        lines = [line.strip() for line in words if line.strip()]
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return ""
+    return lines[-1] if lines else f"the writer died ({os.waitstatus_to_exitcode(status)})"
 
 
 def copy(source: Path, path: Path) -> Path:
     """Copies a loaded artifact. Raises ArtifactError."""
     try:
-        shutil.copyfile(source, path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
+            copied = shutil.copyfile(source, Path(folder) / path.name)
+            os.replace(copied, path)
     except OSError as error:
         raise ArtifactError(f"artifact {path}: {error.strerror or error}; not written") from error
     return path
@@ -105,6 +138,21 @@ def silence() -> Iterator[None]:
         os.close(kept)
 
 
+def _whole_elf(path: Path) -> bool:
+    """Whether the file is a 64-bit ELF file of the length its header implies.
+
+    The loader maps a file that was cut short and dies later, on the first missing page.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return False
+    order = "<" if header[5] == 1 else ">"
+    (table,) = struct.unpack_from(f"{order}Q", header, 40)
+    size, count = struct.unpack_from(f"{order}HH", header, 58)
+    return path.stat().st_size >= table + size * count
+
+
 def _linker(manifest: Manifest) -> Any:
     """TVM's linking helper with a compiler that exists; the host's own, or a cross compiler."""
     from tvm.support import cc
@@ -124,6 +172,6 @@ def _linker(manifest: Manifest) -> Any:
     )
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -8,12 +8,12 @@ import warnings
 _chosen: list[int] = []
 
 
-def use_threads(count: int) -> int:
+def use_threads(count: int, *, asked: bool = False) -> int:
     """Asks TVM's pool for `count` threads and returns how many it will have.
 
     TVM's own default is half of the hardware threads on x86. The pool reads TVM_NUM_THREADS when it
-    starts and never again, so a second, different request only warns; a value that the user has set
-    in the environment stands.
+    starts and never again, so a second, different request only warns. A value that the user has set
+    in the environment stands, unless the user `asked` for this very count.
     """
     if _chosen:
         if _chosen[0] != count:
@@ -23,7 +23,7 @@ def use_threads(count: int) -> int:
                 stacklevel=3,
             )
         return _chosen[0]
-    preset = os.environ.get("TVM_NUM_THREADS", "")
+    preset = "" if asked else os.environ.get("TVM_NUM_THREADS", "")
     _chosen.append(int(preset) if preset.isdigit() and int(preset) > 0 else count)
     os.environ["TVM_NUM_THREADS"] = str(_chosen[0])
     return _chosen[0]

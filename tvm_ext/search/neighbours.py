@@ -27,6 +27,8 @@ def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
         if len(entry.tile.extents) != len(node.axes):
             continue
         for axis, extent in enumerate(entry.tile.extents):
+            if plan.rule == "flat" and axis != _cut_axis(entry.tile):
+                continue
             step = plan.lanes if extent % plan.lanes == 0 and plan.lanes > 1 else 1
             for size in (extent * 2, extent // 2, extent + step, extent - step):
                 if size == extent or not 1 <= size <= node.axes[axis].extent:
@@ -34,6 +36,12 @@ def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
                 tiles = list(plan.tiles)
                 tiles[place] = LevelTile(entry.level, _with(entry.tile, axis, size))
                 yield _settled(node, msgspec.structs.replace(plan, tiles=tuple(tiles)))
+
+
+def _cut_axis(tile: Tile) -> int:
+    """The axis a contiguous box is cut on: the first it does not take one element of."""
+    extents = tile.extents
+    return next((axis for axis, extent in enumerate(extents) if extent > 1), len(extents) - 1)
 
 
 def _settled(node: TileNode, plan: TilePlan) -> TilePlan:

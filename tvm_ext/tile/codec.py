@@ -20,5 +20,5 @@ def decode_plan(text: str | bytes) -> TilePlan:
     """The plan written by `encode_plan`. Raises PlanError if the text is not one."""
     try:
         return _DECODER.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlanError("decode", f"plan: {error}; expected the JSON of a TilePlan") from error

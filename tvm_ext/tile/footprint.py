@@ -6,7 +6,6 @@ from math import prod
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
-from tvm_ext.tile.infer import region
 
 
 def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
@@ -15,7 +14,7 @@ def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int =
     An access that is not affine touches at most one row for each point of the tile.
     """
     tensor = graph.tensors[access.tensor]
-    box = region(access, tile, tensor.shape)
+    box = touched(access, tile, tensor.shape)
     run = 1
     if any(dim is None for dim in access.dims):
         box = (min(prod(box), tile.points),)
@@ -28,6 +27,14 @@ def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int =
             break
     lines = -(-run * tensor.dtype_bytes // line_bytes)
     return rows * lines * line_bytes
+
+
+def touched(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements touched along each dim: `infer.region` without the gaps a stride leaves."""
+    return tuple(
+        extent if dim is None else min(extent, dim.span(tile.extents))
+        for dim, extent in zip(access.dims, shape, strict=True)
+    )
 
 
 def footprint_bytes(graph: TileGraph, node: TileNode, tile: Tile) -> int:

@@ -27,15 +27,17 @@ class AffineDim(msgspec.Struct, frozen=True):
     def span(self, extents: tuple[int, ...]) -> int:
         """How many distinct values the index takes while each axis runs over its extent.
 
-        Exact for one axis or unit strides; an upper bound (the hull) otherwise.
+        Exact for one axis or unit strides; an upper bound otherwise.
         """
-        hull, points = 1, 1
-        for axis, step in _terms(self.coeffs):
-            extent = extents[axis]
-            hull += step * (extent - 1)
-            points *= extent
-        count = min(hull, points) if self.div == 1 else -(-hull // self.div)
-        return min(count, self.mod) if self.mod else count
+        points = prod(extents[axis] for axis, _ in _terms(self.coeffs))
+        return min(self.hull(extents), points)
+
+    def hull(self, extents: tuple[int, ...]) -> int:
+        """Extent of the smallest range that holds every value the index takes, gaps included."""
+        reach = sum(step * (extents[axis] - 1) for axis, step in _terms(self.coeffs))
+        if self.div > 1:
+            reach = (self.offset % self.div + reach) // self.div
+        return min(reach + 1, self.mod) if self.mod else reach + 1
 
     def uses(self, axis: int) -> bool:
         """Whether the index depends on the axis."""

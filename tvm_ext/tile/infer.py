@@ -9,7 +9,7 @@ from tvm_ext.tile.graph import Access, TileGraph, TileNode
 def region(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Extents of the box of the tensor that `access` touches while its node runs over `tile`."""
     return tuple(
-        extent if dim is None else min(extent, dim.span(tile.extents))
+        extent if dim is None else min(extent, dim.hull(tile.extents))
         for dim, extent in zip(access.dims, shape, strict=True)
     )
 

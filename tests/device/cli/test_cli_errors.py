@@ -200,9 +200,11 @@ def test_files_that_hold_no_inputs(command: Command, artifact: Path, tmp_path: P
 
 def test_files_that_are_no_artifact(command: Command, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("hello")
+    (tmp_path / "short.so").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(33) + b"\xff" * 24)
     for verb in ("run", "report"):
         refused(command(verb, tmp_path / "none.so"), "no such file")
         refused(command(verb, tmp_path / "text.so"), "not a shared library")
+        refused(command(verb, tmp_path / "short.so"), "cut short")
 
 
 def test_an_error_for_machines(command: Command, tmp_path: Path) -> None:

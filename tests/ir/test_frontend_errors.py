@@ -1,0 +1,325 @@
+"""Every bad model or shape gives one line that names its subject and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import LIGHT, make_model, value
+
+from tvm_ext.errors import ModelError, ShapeError, TvmExtError
+from tvm_ext.frontend.from_onnx import import_onnx
+from tvm_ext.frontend.load import load_onnx
+from tvm_ext.frontend.shapes import parse_shape, resolve_shapes
+
+SQUEEZENET = LIGHT / "light_squeezenet.onnx"
+
+
+def assert_one_line(error: TvmExtError, *parts: str) -> None:
+    message = str(error)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, f"{part!r} is not in {message!r}"
+
+
+def load_error(source: Path | onnx.ModelProto, *parts: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_onnx(source)
+    assert_one_line(caught.value, *parts)
+
+
+def import_error(model: onnx.ModelProto, *parts: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        import_onnx(model)
+    assert_one_line(caught.value, *parts)
+
+
+def relu(x: onnx.ValueInfoProto, **attributes: object) -> onnx.ModelProto:
+    return make_model([helper.make_node("Relu", ["x"], ["y"])], [x], ["y"], **attributes)
+
+
+# Files
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    load_error(tmp_path / "no.onnx", "no.onnx", "no such file", "check the path")
+
+
+def test_directory_names_the_model_in_it(tmp_path: Path) -> None:
+    load_error(tmp_path, str(tmp_path), "is a directory", "give a .onnx file")
+    (tmp_path / "inner.onnx").write_bytes(b"x")
+    load_error(tmp_path, "is a directory", str(tmp_path / "inner.onnx"))
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    load_error(path, "empty.onnx", "is empty", "export it again")
+
+
+@pytest.mark.parametrize("kept", [1, 100, 5000, -1])
+def test_truncated_file(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "cut.onnx"
+    whole = SQUEEZENET.read_bytes()
+    path.write_bytes(whole[:kept])
+    load_error(path, "cut.onnx", "truncated", f"holds {len(whole[:kept])} bytes", "copy")
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "bad.onnx"
+    whole = bytearray(SQUEEZENET.read_bytes())
+    # A field inside the graph is made to claim more than the graph holds.
+    whole[whole.index(b"conv10_b_0") - 1] = 0x7F
+    path.write_bytes(whole)
+    load_error(path, "bad.onnx", "is damaged", "copy or download it again")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "PNG image"),
+        (b"PK\x03\x04" + bytes(100), "zip archive"),
+        (b"\x80\x04\x95" + bytes(100), "Python pickle"),
+        (b"just some text\n", "text file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (bytes(range(256)), "not an ONNX model"),
+    ],
+)
+def test_file_of_another_kind(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    load_error(path, "model.onnx", "is not an ONNX model", what)
+
+
+def test_another_protobuf_message(tmp_path: Path) -> None:
+    path = tmp_path / "tensor.onnx"
+    path.write_bytes(helper.make_tensor_type_proto(TensorProto.FLOAT, [1]).SerializeToString())
+    load_error(path, "tensor.onnx", "is not an ONNX model")
+
+
+def external(tmp_path: Path) -> Path:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [value("x", 4, 64)],
+        ["y"],
+        {"w": np.ones((64, 64), np.float32)},
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin")
+    return path
+
+
+def test_external_data_is_read(tmp_path: Path) -> None:
+    model = load_onnx(external(tmp_path))
+    assert onnx.numpy_helper.to_array(model.graph.initializer[0]).sum() == 64 * 64
+
+
+def test_external_data_missing(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    (tmp_path / "weights.bin").unlink()
+    load_error(path, "model.onnx", "weights.bin is missing", "'w'", "put it beside the model")
+
+
+def test_external_data_truncated(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(bytes(100))
+    load_error(path, "weights.bin is truncated", "100 bytes", "copy or download it again")
+
+
+def test_external_data_outside_the_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    path = external(tmp_path / "inner")
+    (tmp_path / "secret.bin").write_bytes(bytes(64 * 64 * 4))
+    model = onnx.load(path, load_external_data=False)
+    next(
+        e for e in model.graph.initializer[0].external_data if e.key == "location"
+    ).value = "../secret.bin"
+    path.write_bytes(model.SerializeToString())
+    load_error(path, "secret.bin")
+
+
+def test_model_with_external_data_not_loaded(tmp_path: Path) -> None:
+    model = onnx.load(external(tmp_path), load_external_data=False)
+    load_error(model, "'w' is not loaded", "give the path")
+
+
+# Models
+
+
+def test_no_outputs() -> None:
+    load_error(make_model([], [value("x", 1)], []), "has no outputs", "export it again")
+
+
+def test_newer_opset() -> None:
+    load_error(relu(value("x", 1), opset=999), "opset 999", "knows up to", "upgrade onnx")
+
+
+def test_newer_ir_version() -> None:
+    model = relu(value("x", 1))
+    model.ir_version = 999
+    load_error(model, "IR version 999", "knows up to", "upgrade onnx")
+
+
+def test_invalid_model_gets_the_checkers_first_line() -> None:
+    model = make_model([helper.make_node("Add", ["x", "ghost"], ["y"])], [value("x", 1)], ["y"])
+    load_error(model, "is not a valid ONNX model", "'ghost'", "topologically sorted")
+
+
+def test_constant_that_does_not_fill_its_shape() -> None:
+    for extent in (3, 3000):
+        model = make_model(
+            [helper.make_node("Add", ["x", "w"], ["y"])], [value("x", extent)], ["y"]
+        )
+        model.graph.initializer.append(
+            TensorProto(name="w", data_type=1, dims=[extent], raw_data=bytes(4 * extent + 4))
+        )
+        import_error(model, "'w'", "does not fill its shape", f"({extent},)", "export")
+
+
+def test_inputs_that_are_no_tensors() -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    model = make_model([helper.make_node("SequenceLength", ["s"], ["y"])], [sequence], ["y"])
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    import_error(model, "input 's' is a sequence", "only tensors")
+    strings = value("x", 2, dtype=TensorProto.STRING)
+    model = make_model([helper.make_node("Identity", ["x"], ["y"])], [strings], ["y"])
+    import_error(model, "input 'x' holds strings")
+
+
+def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
+    model = make_model(
+        [
+            helper.make_node("Relu", ["x"], ["a"]),
+            helper.make_node("Det", ["a"], ["b"], name="first"),
+            helper.make_node("Det", ["x"], ["c"]),
+            helper.make_node("Unheard", ["b"], ["d"], name="standard domain, unknown"),
+            helper.make_node("Foo", ["c"], ["e"], name="custom", domain="my.domain"),
+            # A name that the importer knows, from a domain that it does not.
+            helper.make_node("Relu", ["d"], ["f"], name="other relu", domain="my.domain"),
+            helper.make_node("Add", ["e", "f"], ["y"]),
+        ],
+        [value("x", 1, 4, 4)],
+        ["y"],
+    )
+    model.opset_import.append(helper.make_opsetid("my.domain", 1))
+    import_error(
+        model,
+        "Det (node 'first', '#2')",
+        "Unheard (node 'standard domain, unknown')",
+        "my.domain::Foo (node 'custom')",
+        "my.domain::Relu (node 'other relu')",
+        "export without them",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "constants", "part"),
+    [
+        (helper.make_node("IsInf", ["x"], ["y"], detect_negative=0), {}, "detect_negative=0"),
+        (
+            helper.make_node("ConvTranspose", ["x", "w"], ["y"], output_shape=[10, 10]),
+            {"w": np.ones((2, 2, 3, 3), np.float32)},
+            "output_shape=(10, 10)",
+        ),
+        (
+            helper.make_node("Dropout", ["x", "", "training"], ["y"]),
+            {"training": np.array(True)},
+            "in training mode",
+        ),
+    ],
+)
+def test_what_the_importer_would_get_wrong_is_refused(
+    node: onnx.NodeProto, constants: Mapping[str, np.ndarray], part: str
+) -> None:
+    model = make_model([node], [value("x", 1, 2, 5, 5)], ["y"], constants)
+    if node.op_type == "IsInf":
+        model.graph.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    import_error(model, f"{node.op_type}", part, "node '#0'")
+
+
+def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixture[str]) -> None:
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mixer")],
+        [value("x", 2, 3)],
+        ["y"],
+        {"w": np.ones((4, 5), np.float32)},
+    )
+    import_error(model, "MatMul (node 'mixer')", "cannot be imported", "export the model without")
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
+
+
+# Shapes
+
+
+def test_symbolic_dimensions_show_the_shape_to_give() -> None:
+    model = make_model(
+        [helper.make_node("Add", ["image", "image"], ["y"])],
+        [value("image", "n", 3, "h", 224), value("tokens", "n", None)],
+        ["y"],
+    )
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model)
+    assert_one_line(
+        caught.value,
+        "'image' (n, 3, h, 224)",
+        "'tokens' (n, ?)",
+        "--shape image=1,3,224,224 --shape tokens=1,128",
+    )
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": (8, 3, 32, 224)})
+    assert_one_line(caught.value, "--shape tokens=8,128")
+    assert "image" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "parts"),
+    [
+        ({"imaje": (1, 3, 8, 8)}, ["no input 'imaje'", "'image' (n, 3, 8, 8)", "did you mean"]),
+        ({"zzz": (1,)}, ["no input 'zzz'", "'image'", "'mask'", "use one of them"]),
+        ({"image": (1, 3, 8)}, ["'image'", "3 dimensions", "declares 4: (n, 3, 8, 8)"]),
+        ({"image": (1, 4, 8, 8)}, ["'image'", "4 at position 1", "fixes it to 3", "give 3 there"]),
+        ({"image": (0, 3, 8, 8)}, ["'image'", "0 is not positive"]),
+        ({"n": (-1,)}, ["'n'", "-1 is not positive"]),
+        ({"image": "1,3,8,8"}, ["'image'", "give a tuple of integers"]),
+        ({"image": (1.5, 3, 8, 8)}, ["'image'", "give a tuple of integers"]),
+        ({"image": (1, 3, 8, 8), "mask": (2, 8)}, ["'mask'", "'n' to 2", "'image' sets it to 1"]),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: Mapping[str, tuple[int, ...]], parts: list[str]) -> None:
+    model = make_model(
+        [helper.make_node("Add", ["image", "w"], ["y"])],
+        [value("image", "n", 3, 8, 8), value("mask", "n", 8), value("w", 1)],
+        ["y"],
+        {"w": np.ones(1, np.float32)},
+    )
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, shapes)
+    assert_one_line(caught.value, *parts)
+    assert "'w'" not in str(caught.value), "an initialiser is no input"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("1,3,224,224", "names no input"),
+        ("=1,3", "names no input"),
+        ("x=", "'' is no positive integer"),
+        ("x=1,three", "'three' is no positive integer"),
+        ("x=1,-1", "'-1' is no positive integer"),
+        ("x=1,0", "'0' is no positive integer"),
+    ],
+)
+def test_shape_text_that_cannot_be_read(text: str, part: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        parse_shape(text)
+    assert_one_line(caught.value, repr(text), part, "name=1,3,224,224")
+
+
+def test_shape_text() -> None:
+    assert parse_shape("x=1,3,224,224") == ("x", (1, 3, 224, 224))
+    assert parse_shape(" gpu_0/data=v1=2, 3 ") == ("gpu_0/data=v1", (2, 3))

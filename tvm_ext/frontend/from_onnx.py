@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from keyword import iskeyword
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,10 @@ C_KEYWORD = re.compile(
     "inline|int|long|register|restrict|return|short|signed|sizeof|static|struct|switch|typedef|"
     "union|unsigned|void|volatile|while"
 )
+
+
+PAIRWISE = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}
+"""Operators of any number of inputs; TVM's importer copies all of them into one tensor first."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -86,7 +91,7 @@ def import_onnx(
     weights_left = {
         name: value.const_value
         for name, value in model.graph.initializers.items()
-        if value.const_value is not None
+        if value.const_value is not None and (value.uses() or value.is_graph_output())
     }
     mod = _to_relax(model, weights_left)
     outputs = tuple(
@@ -134,6 +139,9 @@ class _Importer(ONNXGraphImporter):
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         try:
+            if op_name in PAIRWISE:
+                join = PAIRWISE[op_name]
+                return reduce(lambda left, right: self.bb.normalize(join(left, right)), inputs)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             # The base class prints the node's inputs, weights and all, on every Exception.

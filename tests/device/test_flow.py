@@ -1,0 +1,294 @@
+"""The public interface end to end, on small models: compile, tune, replay, save, load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tiny import tiny_model
+
+import tvm_ext
+from tvm_ext import flow, tuner
+from tvm_ext.errors import InputError, LogError, ModelError, TargetError
+from tvm_ext.records import Database
+from tvm_ext.runtime.executor import Compiled
+
+ROOT = Path(__file__).parents[2]
+X = np.random.default_rng(1).standard_normal((1, 3, 18, 17), dtype="float32")
+BOUND = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(tiny_model(), str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path) -> Compiled:
+    return tvm_ext.compile(str(model))
+
+
+@pytest.fixture(scope="module")
+def log(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with a record for every kernel of the model."""
+    path = tmp_path_factory.mktemp("log")
+    tvm_ext.tune(str(model), trials=14, log=path)
+    return path
+
+
+def reference(model: Path) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(model), options).run(None, {"x": X})
+
+
+def assert_close(outputs: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for y, e in zip(outputs, expected, strict=True):
+        assert y.shape == e.shape
+        assert np.abs(y - e).max() <= BOUND * np.abs(e).max()
+
+
+def test_matches_onnxruntime_however_inputs_are_given(model: Path, compiled: Compiled) -> None:
+    expected = reference(model)
+    assert_close(compiled({"x": X}), expected)
+    assert_close(compiled(X), expected)
+    assert_close(compiled(x=X), expected)
+    assert_close(compiled(np.asfortranarray(X)), expected)
+
+
+def test_every_kernel_is_planned_verified_and_reported(compiled: Compiled) -> None:
+    groups = compiled.manifest.groups
+    assert {group.source for group in groups} == {"picker"}
+    assert all(group.verified and group.plan is not None for group in groups)
+    text = str(compiled.report)
+    assert all(group.kind in text for group in groups)
+    assert compiled.report.to_dict()["code_hash"] == compiled.manifest.code_hash
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (({"y": X},), "no such input"),
+        ((), "not given"),
+        ((X, X), "2 given"),
+        ((X.astype("float64"),), "dtype float64"),
+        ((X[:, :, :5],), "shape (1, 3, 5, 17)"),
+    ],
+)
+def test_wrong_inputs(compiled: Compiled, arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises(InputError, match="input") as error:
+        compiled(*arguments)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_same_model_gives_the_same_code(model: Path, compiled: Compiled) -> None:
+    again = tvm_ext.compile(onnx.load(str(model)))
+    assert again.manifest.code_hash == compiled.manifest.code_hash
+    assert [g.plan for g in again.manifest.groups] == [g.plan for g in compiled.manifest.groups]
+
+
+def test_save_and_load(compiled: Compiled, tmp_path: Path) -> None:
+    path = compiled.save(tmp_path / "model.so")
+    loaded = tvm_ext.load(path)
+    assert loaded.manifest == compiled.manifest
+    np.testing.assert_array_equal(loaded(X)[0], compiled(X)[0])
+    loaded.save(tmp_path / "copy.so")
+    assert (tmp_path / "copy.so").read_bytes() == path.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.so", "model.so"]
+
+
+def test_an_artifact_runs_with_stock_tvm_alone(compiled: Compiled, tmp_path: Path) -> None:
+    compiled.save(tmp_path / "model.so")
+    np.save(tmp_path / "x.npy", X)
+    script = (
+        "import sys; sys.modules['tvm_ext'] = None\n"
+        f"sys.path.insert(0, {str(ROOT / 'examples')!r})\n"
+        "import deploy, numpy\n"
+        "outputs = deploy.main('model.so', 'x.npy')\n"
+        "numpy.savez('y.npz', *outputs)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    with np.load(tmp_path / "y.npz") as saved:
+        for place, expected in enumerate(compiled(X)):
+            np.testing.assert_array_equal(saved[f"arr_{place}"], expected)
+
+
+def test_passes_in_a_flow_of_ones_own() -> None:
+    """The example asserts that pipeline and single passes agree with stock TVM."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "own_flow.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "one by one" in done.stdout
+
+
+def test_a_relax_module_compiles(model: Path, compiled: Compiled) -> None:
+    from tvm_ext.frontend.from_onnx import import_onnx
+
+    other = tvm_ext.compile(import_onnx(str(model)).mod)
+    np.testing.assert_allclose(other(X)[0], compiled(X)[0], rtol=1e-5)
+
+
+def test_a_module_without_main() -> None:
+    import tvm
+
+    with pytest.raises(ModelError, match="no function main"):
+        tvm_ext.compile(tvm.IRModule())
+
+
+def test_whole_models_for_a_gpu_are_refused(model: Path) -> None:
+    with pytest.raises(TargetError, match="CPUs only"):
+        tvm_ext.compile(str(model), target="cuda/sm_90")
+
+
+def test_another_machines_code_is_not_run(model: Path) -> None:
+    foreign = tvm_ext.compile(str(model), target="arm/neoverse-n1")
+    assert not any(group.verified for group in foreign.manifest.groups)
+    assert any("not verified" in note for note in foreign.manifest.notes)
+
+
+def test_a_wrong_kernel_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that fails its check gives way to the next plan, and the report says why."""
+    real = flow.check
+    failed: set[str] = set()
+
+    def check(planned: flow.Planned, kernel: object) -> str:
+        if "conv2d" in planned.task.kind and planned.task.signature not in failed:
+            failed.add(planned.task.signature)
+            return "output 0: 1 at 0, the reference says 2 within 1e-6"
+        return real(planned, kernel)
+
+    monkeypatch.setattr(flow, "check", check)
+    compiled = tvm_ext.compile(str(model))
+    replaced = [group for group in compiled.manifest.groups if group.fallback]
+    assert {group.signature for group in replaced} == failed
+    assert all("the reference says 2" in group.fallback[0] for group in replaced)
+    assert_close(compiled(X), reference(model))
+
+
+def test_a_plan_that_cannot_be_compiled_is_replaced(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that fails is retried without the kernels that cannot be compiled by themselves."""
+    from tvm_ext.measure.job import Failure
+
+    real_build, calls = flow.build, []
+
+    def build(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("LLVM says no")
+        return real_build(*arguments)
+
+    def compile_kernel(func: object, target: object, config: object) -> object:
+        first = len(tried) == 0
+        tried.append(func)
+        return Failure("compile", "LLVM says no") if first else real_compile(func, target, config)
+
+    tried: list[object] = []
+    real_compile = flow.compile_kernel
+    monkeypatch.setattr(flow, "build", build)
+    monkeypatch.setattr(flow, "compile_kernel", compile_kernel)
+    compiled = tvm_ext.compile(str(model))
+    assert sum(bool(group.fallback) for group in compiled.manifest.groups) == 1
+    assert_close(compiled(X), reference(model))
+
+
+def test_tuning_fills_the_log_and_resumes(model: Path, log: Path) -> None:
+    lines = sum(len(path.read_bytes().splitlines()) for path in log.glob("*.jsonl"))
+    seen: list[int] = []
+    tuned = tvm_ext.tune(str(model), trials=14, log=log, watch=lambda _, done: seen.append(done))
+    assert {group.source for group in tuned.manifest.groups} == {"log"}
+    assert seen[0] >= 14
+    again = sum(len(path.read_bytes().splitlines()) for path in log.glob("*.jsonl"))
+    assert again - lines <= 2 * len(tuned.manifest.groups)
+    assert_close(tuned(X), reference(model))
+
+
+def test_replay_measures_nothing_and_gives_the_same_code(
+    model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("replay measured or ran something")
+
+    expected = tvm_ext.compile(str(model), log=log)
+    monkeypatch.setattr(tuner.Measurer, "measure", never)
+    monkeypatch.setattr(flow, "check", never)
+    script = (
+        "import sys, tvm_ext\n"
+        "print(tvm_ext.replay(sys.argv[1], sys.argv[2], strict=True).manifest.code_hash)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(model), str(log)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    replayed = tvm_ext.replay(str(model), log, strict=True)
+    assert replayed.manifest.code_hash == expected.manifest.code_hash == done.stdout.strip()
+    assert [g.plan for g in replayed.manifest.groups] == [g.plan for g in expected.manifest.groups]
+
+
+def test_a_strict_replay_lists_what_is_missing(model: Path, tmp_path: Path) -> None:
+    Database.open(tmp_path / "empty", create=True)
+    with pytest.raises(LogError, match="no record for .* kernels") as error:
+        tvm_ext.replay(str(model), tmp_path / "empty", strict=True)
+    assert "conv2d" in str(error.value)
+
+
+def test_a_killed_tuner_loses_nothing(model: Path, tmp_path: Path) -> None:
+    """SIGKILL between two batches; the next run keeps every record and goes on."""
+    log = tmp_path / "log"
+    script = "import sys, tvm_ext; tvm_ext.tune(sys.argv[1], trials=60, log=sys.argv[2])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(model), str(log)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list(log.glob("*.jsonl"))
+        if files and len(files[0].read_bytes().splitlines()) >= 4:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = Database.open(log).records()
+    assert len(kept) >= 4
+    seen: list[int] = []
+    tvm_ext.tune(
+        str(model), trials=len(kept) + 2, log=log, watch=lambda _, done: seen.append(done)
+    )
+    assert seen[0] == len(kept)
+    after = Database.open(log)
+    assert not after.corrupt
+    assert after.records()[: len(kept)] == kept
+
+
+def test_ctrl_c_compiles_the_best_so_far(model: Path, tmp_path: Path) -> None:
+    def interrupt(_: object, done: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    tuned = tvm_ext.tune(str(model), trials=50, log=tmp_path, watch=interrupt)
+    assert any("interrupted" in note for note in tuned.manifest.notes)
+    assert "log" in {group.source for group in tuned.manifest.groups}
+    assert_close(tuned(X), reference(model))

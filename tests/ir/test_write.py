@@ -123,12 +123,18 @@ def test_the_rows_rule() -> None:
 
 
 def test_the_flat_rule() -> None:
-    func = write(map_func(12, 48), one_tile("flat", (1, 144), 1, 16))
+    """Contiguous boxes of whole rows, or of a part of one, each a task."""
+    func = write(map_func(12, 48), one_tile("flat", (3, 48), 1, 16))
     assert extents(func, "parallel") == [4]
     assert extents(func, "vectorized") == [16]
-    uneven = write(map_func(7, 13), one_tile("flat", (1, 48), 1, 16))
-    assert extents(uneven, "parallel") == [2]
+    assert "pragma_loop_partition_hint" not in func.script()
+    uneven = write(map_func(12, 48), one_tile("flat", (5, 48), 1, 16))
+    assert extents(uneven, "parallel") == [3]
     assert "pragma_loop_partition_hint" in uneven.script()
+    assert extents(write(map_func(2, 64), one_tile("flat", (1, 32), 1, 16)), "parallel") == [4]
+    with pytest.raises(PlanError) as caught:
+        write(map_func(12, 48), one_tile("flat", (3, 16), 1, 16))
+    assert caught.value.reason == "flat", "parts of several rows are not contiguous"
 
 
 def test_the_loose_rule() -> None:
@@ -154,13 +160,12 @@ def test_every_picked_plan_can_be_written(
         assert [param.name for param in written.params] == [param.name for param in func.params]
         vectors = extents(written, "vectorized")
         assert max(vectors, default=1) <= hardware.lanes(4)
+        axes = prepared.graph.nodes[candidate.plan.anchor].axes
+        tasks = prod(candidate.plan.at("core").counts(axes))
         if not candidate.plan.parallel:
             assert extents(written, "parallel") == []
-        elif candidate.plan.rule != "flat":
-            counts = candidate.plan.at("core").counts(
-                prepared.graph.nodes[candidate.plan.anchor].axes
-            )
-            assert prod(counts) in extents(written, "parallel")
+        elif tasks > 1:
+            assert tasks in extents(written, "parallel")
 
 
 @pytest.mark.parametrize("name", FUNCS)

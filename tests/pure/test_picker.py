@@ -35,6 +35,7 @@ def assert_plan_fits(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
     assert 1 <= plan.lanes <= hw.lanes(graph.tensors[node.write.tensor].dtype_bytes)
     assert plan.lanes & (plan.lanes - 1) == 0, "vectors are powers of two"
     assert 0 <= plan.parallel <= len(node.space)
+    assert plan.at("core").fits(node.axes)
     if plan.rule == "tile":
         assert_tiles_fit(graph, candidate, hw)
 
@@ -44,7 +45,6 @@ def assert_tiles_fit(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
     plan = candidate.plan
     node = graph.nodes[plan.anchor]
     core, register = plan.at("core"), plan.at("register")
-    assert core.fits(node.axes)
     assert register.fits(node.axes)
     vectors = prod(register.extents[axis] for axis in node.space) / plan.lanes
     if node.kind == "reduce":
@@ -207,11 +207,8 @@ def test_large_operators_run_on_all_cores(name: str, machine: str) -> None:
     plan = pick(graph, hw)[0].plan
     assert plan.parallel
     node = graph.nodes[plan.anchor]
-    core = plan.at("core")
-    if plan.rule == "flat":
-        tasks = -(-prod(node.extents) // core.points)
-    else:
-        tasks = prod(core.counts(node.axes)[axis] for axis in node.space)
+    counts = plan.at("core").counts(node.axes)
+    tasks = prod(counts[axis] for axis in node.space)
     assert tasks >= hw.cores / 2
 
 

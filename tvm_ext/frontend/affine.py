@@ -170,49 +170,49 @@ def _absorb(graph: ir.Graph, links: list[_Link], total: Affine) -> bool:
     if weight is None or bias is None or total.axis not in (None, 1):
         return False
     attributes = dict(linear.attributes)
+    bias = bias.astype(np.float64)
     if linear.op_type == "Gemm":
         beta = attributes.pop("beta", None)
-        bias = bias.astype(np.float64) * (1.0 if beta is None else beta.as_float())
-        channels = weight.shape[0 if _int(linear, "transB", 0) else 1]
-        new_bias = bias * total.scale + total.shift
-    else:
-        grouped = linear.op_type == "ConvTranspose"
-        channels = weight.shape[1] * _int(linear, "group", 1) if grouped else weight.shape[0]
-        new_bias = bias.astype(np.float64) * total.scale + total.shift
-        new_bias = np.broadcast_to(new_bias, (channels,))
-    scale = np.broadcast_to(total.scale, (channels,)).astype(weight.dtype)
-    new_bias = new_bias.astype(weight.dtype)
-    new_weight = weight * _along_weight(linear, scale, weight.ndim)
-    if not (np.isfinite(scale).all() and np.isfinite(new_bias).all()):
+        bias *= 1.0 if beta is None else beta.as_float()
+    channels = _channels(linear, weight.shape)
+    scale = _cast(np.broadcast_to(total.scale, (channels,)), weight.dtype)
+    bias = _cast(bias * total.scale + total.shift, weight.dtype)
+    if scale is None or bias is None:
         return False
-    inputs = [linear.inputs[0], add_initialiser(graph, f"{result.name}_weight", new_weight)]
-    if has_bias or new_bias.any():
-        inputs.append(add_initialiser(graph, f"{result.name}_bias", new_bias))
-    folded = ir.Node(
-        "", linear.op_type, inputs, attributes=list(attributes.values()), name=linear.name
-    )
+    if linear.op_type != "Gemm":
+        bias = np.broadcast_to(bias, (channels,))
+    scaled = weight * _along_weight(linear, scale, weight.shape)
+    inputs = [linear.inputs[0], add_initialiser(graph, f"{result.name}_weight", scaled)]
+    if has_bias or bias.any():
+        inputs.append(add_initialiser(graph, f"{result.name}_bias", bias))
+    folded = ir.Node("", linear.op_type, inputs, list(attributes.values()), name=linear.name)
     _replace(graph, [*(link.node for link in reversed(links)), linear], [folded], result)
     return True
 
 
-def _along_weight(linear: ir.Node, scale: np.ndarray, rank: int) -> np.ndarray:
-    """`scale` (one value per output channel) shaped to multiply the weight of `linear`.
+def _channels(linear: ir.Node, shape: tuple[int, ...]) -> int:
+    """Output channels of a linear operator whose weight has this shape."""
+    if linear.op_type == "Conv":
+        return shape[0]
+    if linear.op_type == "ConvTranspose":
+        return shape[1] * _int(linear, "group", 1)
+    return shape[0 if _int(linear, "transB", 0) else 1]
+
+
+def _along_weight(linear: ir.Node, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`scale` (one value per output channel) as a factor of the weight of `linear`.
 
     Weights are (out, in/groups, ...) for Conv, (in, out/groups, ...) for ConvTranspose, whose
     groups split the input channels, and (in, out) or, with transB, (out, in) for Gemm.
     """
     if linear.op_type == "Gemm":
         return scale[:, None] if _int(linear, "transB", 0) else scale
-    window = (1,) * (rank - 2)
+    window = (1,) * (len(shape) - 2)
     if linear.op_type == "Conv":
         return scale.reshape(-1, 1, *window)
     groups = _int(linear, "group", 1)
-    weight = linear.inputs[1]
-    assert weight is not None
-    inputs = _constant(weight).shape[0]  # type: ignore[union-attr]
-    return np.repeat(scale.reshape(groups, -1), inputs // groups, axis=0).reshape(
-        inputs, -1, *window
-    )
+    rows = np.repeat(scale.reshape(groups, -1), shape[0] // groups, axis=0)
+    return rows.reshape(*shape[:2], *window)
 
 
 def _restate(graph: ir.Graph, links: list[_Link], total: Affine) -> None:
@@ -226,16 +226,17 @@ def _restate(graph: ir.Graph, links: list[_Link], total: Affine) -> None:
         if (vector != neutral).any()
     ]
     batch_norm = any(link.node.op_type == "BatchNormalization" for link in links)
-    if not steps or (len(steps) >= len(links) and not batch_norm):
+    if len(steps) >= len(links) and not batch_norm:
         return
     tail = 0 if total.axis is None else len(source.shape) - 1 - total.axis
-    nodes: list[ir.Node] = []
+    operands = [_cast(vector, source.dtype.numpy()) for _, vector in steps]
+    nodes: list[ir.Node] = [] if steps else [ir.Node("", "Identity", [source])]
     value = source
-    for op, vector in steps:
-        operand = vector.astype(source.dtype.numpy()).reshape(-1, *(1,) * tail)
-        if not np.isfinite(operand).all():
+    for (op, _), operand in zip(steps, operands, strict=True):
+        if operand is None:
             return
-        inputs = [value, add_initialiser(graph, f"{result.name}_{op.lower()}", operand)]
+        shaped = operand.reshape(() if total.axis is None else (-1, *(1,) * tail))
+        inputs = [value, add_initialiser(graph, f"{result.name}_{op.lower()}", shaped)]
         nodes.append(ir.Node("", op, inputs, name=f"{links[0].node.name}_{op.lower()}"))
         value = nodes[-1].outputs[0]
         value.type, value.shape = source.type, source.shape
@@ -251,12 +252,19 @@ def add_initialiser(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """A new initialiser of `graph`; its name is changed where it is taken."""
     while name in graph.initializers:
         name += "_"
-    tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
+    tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
     )
     graph.register_initializer(value)
     return value
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """`array` in `dtype`; None if a value of it does not fit."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    return result if np.isfinite(result).all() else None
 
 
 def _read_once(value: ir.Value) -> bool:

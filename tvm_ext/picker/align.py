@@ -11,6 +11,7 @@ from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
 MAX_ROWS = 16
+MAX_TAPS = 8
 
 
 def lanes_for(extent: int, hardware: HardwareModel, dtype_bytes: int, divisor: int = 0) -> int:
@@ -51,8 +52,10 @@ def row_extents(extent: int, limit: int) -> list[int]:
 
 
 def unroll_extents(extent: int) -> list[int]:
-    """Unroll factors of a reduce axis: small divisors, so that no tail is needed."""
-    return [size for size in (4, 8, 2, 1) if extent % size == 0][:2]
+    """Unroll factors of a reduce axis: small divisors, so that no tail is needed, and the whole
+    axis if it is short (the taps of a window: neighbours then share loads)."""
+    sizes = [size for size in (4, 8, 2, 1) if extent % size == 0][:2]
+    return sizes if extent > MAX_TAPS or extent in sizes else [extent, *sizes]
 
 
 def core_extents(extent: int, register: int, cores: int) -> list[int]:

@@ -14,8 +14,9 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.footprint import access_bytes
+from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.infer import propagate
 from tvm_ext.tile.plan import TilePlan
 
 LOADS_PER_CYCLE = 2.0
@@ -57,13 +58,12 @@ def register_cycles(
     vectors = points / max(1, steps)
     loads = 0.0
     for access in node.reads:
-        used = [e if access.uses(i) else 1 for i, e in enumerate(tile.extents)]
-        strides = [access.stride(i, shapes[access.tensor]) for i in range(len(used))]
-        unit = any(
-            s == 1 and e > 1 and i in node.space
-            for i, (s, e) in enumerate(zip(strides, used, strict=True))
+        shape = shapes[access.tensor]
+        vectors_wide = any(
+            tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in node.space
         )
-        loads += prod(used) / (lanes if unit else 1)
+        # an element that several unrolled iterations read is loaded once (a sliding window)
+        loads += prod(touched(access, tile, shape)) / (lanes if vectors_wide else 1)
     issue = points * flops / 2 / hw.fma_per_cycle
     fetch = loads / LOADS_PER_CYCLE
     chain = steps * hw.fma_latency_cycles if node.kind == "reduce" else 0.0
@@ -172,8 +172,48 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         launch_us *= 2
     if compute_us >= memory_us:
         bound = "compute"
-    overlap = max(compute_us, memory_us) + OVERLAP_LOSS * min(compute_us, memory_us)
-    return Estimate(overlap + launch_us, compute_us, memory_us, bound)
+    latency_us = max(compute_us, memory_us) + OVERLAP_LOSS * min(compute_us, memory_us)
+    latency_us += launch_us + prologue_us(graph, plan, hw)
+    return Estimate(latency_us, compute_us, memory_us, bound)
+
+
+def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
+    """The map stages whose results the anchor reads: padding, packing."""
+    found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}
+    return tuple(sorted(p for p in found if p is not None and graph.nodes[p].kind == "map"))
+
+
+def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of the stages before the anchor: at `root` a pass over memory and a launch of their own;
+    at `core` a smaller copy for every task, halo included, that stays in cache."""
+    inside = {entry.stage for entry in plan.attach if entry.level == "core"}
+    node = graph.nodes[plan.anchor]
+    core = plan.at("core")
+    cores = hw.cores if plan.parallel else 1
+    waves = ceil(prod(n for a, n in enumerate(core.counts(node.axes)) if a in node.space) / cores)
+    total = 0.0
+    for stage in producers(graph, plan.anchor):
+        producer = graph.nodes[stage]
+        element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
+        if stage in inside:
+            points = propagate(graph, plan.anchor, _with_full_reduction(node, core))[stage].points
+            total += waves * points * element_bytes / (_holding(hw, points * 4, 1) * 1e3)
+        else:
+            size_bytes = prod(producer.extents) * element_bytes
+            total += size_bytes / (_holding(hw, size_bytes, cores) * 1e3)
+            total += hw.launch_us if cores > 1 else 0.0
+    return total
+
+
+def _with_full_reduction(node: TileNode, core: Tile) -> Tile:
+    pairs = zip(node.axes, core.extents, strict=True)
+    return Tile(tuple(a.extent if a.kind == "reduce" else c for a, c in pairs))
+
+
+def _holding(hw: HardwareModel, size_bytes: float, cores: int) -> float:
+    """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes."""
+    source = next((x for x in hw.levels[1:] if size_bytes <= x.size_bytes * cores), hw.levels[-1])
+    return min(source.gbps * cores, source.total_gbps or source.gbps * cores)
 
 
 def _task(
@@ -198,8 +238,7 @@ def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Es
     """Time of a group that touches each byte once: arithmetic against the level that holds it."""
     total = graph.io_bytes
     source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
-    rate = min(source.gbps * cores, source.total_gbps or source.gbps * cores)
-    memory_us = total / (rate * 1e3)
+    memory_us = total / (_holding(hw, total, cores) * 1e3)
     per_core = hw.peak_gflops.get("float32", 1.0) * lanes / max(1, hw.lanes(4)) / 2
     compute_us = graph.flops / (per_core * cores * 1e3)
     launch = hw.launch_us if cores > 1 else 0.0

@@ -20,7 +20,7 @@ from tvm_ext.picker.align import (
     unroll_extents,
     vector_extents,
 )
-from tvm_ext.picker.perf import Estimate, compute_cycles, estimate, streaming
+from tvm_ext.picker.perf import Estimate, compute_cycles, estimate, producers, streaming
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_flat, vector_axis, vectorisable
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -28,6 +28,8 @@ from tvm_ext.tile.infer import propagate
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 REGISTER_TILES = 6
+ATTACHED = 24
+"""Plans for which it is also tried to compute earlier stages inside the core tile."""
 EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
 SERIAL_LAUNCHES = 3.0
@@ -54,8 +56,23 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     else:
         rows = rows_plan(graph, hardware)
         found = [rows] if rows else list(tile_plans(graph, anchor, hardware, max(count, 1)))
-    ranked = sorted(found, key=lambda candidate: candidate.estimate.latency_us)
-    return ranked[:count]
+    ranked = sorted(found, key=_latency)
+    inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
+    return sorted([*inside, *ranked], key=_latency)[:count]
+
+
+def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
+    """The plan with the stages before its anchor (padding) moved into the core tile."""
+    plan = candidate.plan
+    before = producers(graph, plan.anchor)
+    if plan.rule == "tile" and plan.parallel and before:
+        attach = (*plan.attach, *(Attach(stage, "core") for stage in before))
+        inside = msgspec.structs.replace(plan, attach=attach)
+        yield Candidate(inside, estimate(graph, inside, hw))
+
+
+def _latency(candidate: Candidate) -> float:
+    return candidate.estimate.latency_us
 
 
 def choose_anchor(graph: TileGraph) -> int | None:

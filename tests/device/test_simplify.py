@@ -1,0 +1,422 @@
+"""A simplified or imported model computes what the original does in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import tvm
+from onnx import helper
+from onnx_models import (
+    light,
+    make_model,
+    random_inputs,
+    run_plainly,
+    value,
+    without_softmax,
+)
+from tvm import relax
+
+from tvm_ext.frontend.from_onnx import import_onnx
+from tvm_ext.frontend.randomise import randomise
+from tvm_ext.frontend.simplify import simplify
+from tvm_ext.frontend.weights import attach_weights, detach_weights
+
+pytest.importorskip("onnxruntime")
+
+node = helper.make_node
+
+
+def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy, weights = detach_weights(model)
+    result, notes = simplify(attach_weights(ir.from_proto(copy), weights))
+    assert notes == ()
+    return ir.to_proto(result)
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def assert_same(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    for left, right in zip(actual, expected, strict=True):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert np.isfinite(right).all()
+        scale = max(1e-30, float(np.abs(right).max()))
+        assert float(np.abs(left - right).max()) <= 2e-6 * scale
+
+
+def check(model: onnx.ModelProto, left: Mapping[str, int]) -> onnx.ModelProto:
+    """Simplify, compare on random inputs, and see that exactly the operators `left` are left."""
+    result = simplified(model)
+    assert operators(result) == Counter(left)
+    inputs = random_inputs(model)
+    assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
+    return result
+
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+NORM = ("gamma", "beta", "mean", "variance")
+
+
+def norm_constants(channels: int, prefix: str = "") -> dict[str, np.ndarray]:
+    """Scale, bias, mean and variance of a batch norm; one scale is negative and one is zero."""
+    scale = normal(channels)
+    scale[:2] = -1.5, 0.0
+    spread = RNG.uniform(0.1, 3.0, channels).astype(np.float32)
+    parameters = (scale, normal(channels), normal(channels), spread)
+    return {prefix + name: array for name, array in zip(NORM, parameters, strict=True)}
+
+
+def norm(source: str, result: str, prefix: str = "", **attributes: float) -> onnx.NodeProto:
+    names = [prefix + name for name in NORM]
+    return node("BatchNormalization", [source, *names], [result], **attributes)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("operator", "shape", "channels", "attributes"),
+    [
+        ("Conv", (8, 6, 3, 3), 8, {"pads": [1, 1, 1, 1]}),
+        ("Conv", (8, 3, 3, 3), 8, {"group": 2, "strides": [2, 2]}),
+        ("Conv", (6, 1, 3, 3), 6, {"group": 6, "dilations": [2, 2]}),
+        ("ConvTranspose", (6, 4, 3, 3), 4, {"strides": [2, 2], "output_padding": [1, 1]}),
+        ("ConvTranspose", (6, 4, 3, 3), 8, {"group": 2}),
+        ("ConvTranspose", (6, 1, 2, 2), 6, {"group": 6}),
+    ],
+)
+def test_batch_norm_after_convolution(
+    operator: str,
+    shape: tuple[int, ...],
+    channels: int,
+    attributes: dict[str, object],
+    bias: bool,
+) -> None:
+    constants = {"w": normal(*shape), **norm_constants(channels)}
+    if bias:
+        constants["c"] = normal(channels)
+    model = make_model(
+        [
+            node(operator, ["x", "w", *(["c"] if bias else [])], ["a"], **attributes),
+            norm("a", "y", epsilon=1e-3),
+        ],
+        [value("x", 2, 6, 9, 9)],
+        ["y"],
+        constants,
+    )
+    check(model, {operator: 1})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bias"),
+    [
+        ({}, (5,)),
+        ({"transB": 1}, (1, 5)),
+        ({"transA": 1, "alpha": 0.5, "beta": 2.0}, (4, 5)),
+        ({"beta": 0.0}, ()),
+        ({"alpha": 2.0}, None),
+    ],
+)
+def test_batch_norm_after_gemm(attributes: dict[str, float], bias: tuple[int, ...] | None) -> None:
+    constants = {"w": normal(5, 3) if attributes.get("transB") else normal(3, 5)}
+    constants |= norm_constants(5)
+    if bias is not None:
+        constants["c"] = np.asarray(normal(*bias), np.float32)
+    model = make_model(
+        [
+            node("Gemm", ["x", "w", *(["c"] if bias is not None else [])], ["a"], **attributes),
+            norm("a", "y"),
+        ],
+        [value("x", 3, 4) if attributes.get("transA") else value("x", 4, 3)],
+        ["y"],
+        constants,
+    )
+    check(model, {"Gemm": 1})
+
+
+def test_chains_of_norms_and_arithmetic_become_one_map() -> None:
+    """Conv, batch norm, scale, shift (as in Caffe models); numbers and either operand order."""
+    model = make_model(
+        [
+            node("Conv", ["x", "w"], ["a"]),
+            norm("a", "b"),
+            node("Unsqueeze", ["scale", "axes"], ["scale3"]),
+            node("Mul", ["b", "scale3"], ["c"]),
+            node("Unsqueeze", ["shift", "axes"], ["shift3"]),
+            node("Add", ["shift3", "c"], ["d"]),
+            node("Sub", ["half", "d"], ["e"]),
+            node("Div", ["e", "scale3"], ["f"]),
+            node("Sub", ["f", "shift3"], ["y"]),
+        ],
+        [value("x", 1, 3, 5, 5)],
+        ["y"],
+        {
+            "w": normal(4, 3, 3, 3),
+            "scale": RNG.uniform(0.5, 2, 4).astype(np.float32),
+            "shift": normal(4),
+            "axes": np.array([1, 2]),
+            "half": np.array(0.5, np.float32),
+            **norm_constants(4),
+        },
+    )
+    check(model, {"Conv": 1})
+
+
+def test_batch_norm_without_a_convolution_is_one_mul_and_one_add() -> None:
+    model = make_model(
+        [
+            node("Concat", ["x", "x"], ["a"], axis=1),
+            norm("a", "b"),
+            node("Mul", ["b", "s"], ["c"]),
+            node("Add", ["c", "t"], ["y"]),
+        ],
+        [value("x", 2, 3, 4, 4)],
+        ["y"],
+        {**norm_constants(6), "s": normal(6, 1, 1), "t": normal(1, 6, 1, 1)},
+    )
+    check(model, {"Concat": 1, "Mul": 1, "Add": 1})
+
+
+def test_batch_norm_of_a_matrix() -> None:
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), norm("a", "y")], [value("x", 4, 6)], ["y"], norm_constants(6)
+    )
+    check(model, {"Relu": 1, "Mul": 1, "Add": 1})
+
+
+def test_batch_norm_that_changes_nothing_disappears() -> None:
+    constants = {
+        name: np.full(3, number, np.float32)
+        for name, number in zip(NORM, (1, 0, 0, 1), strict=True)
+    }
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), norm("a", "b", epsilon=0.0), node("Neg", ["b"], ["y"])],
+        [value("x", 2, 3, 4)],
+        ["y"],
+        constants,
+    )
+    check(model, {"Relu": 1, "Neg": 1})
+
+
+def test_a_convolution_that_others_read_is_left_alone() -> None:
+    """Two readers, or a reader and the caller, still get the convolution's own result."""
+    constants = {"w": normal(4, 3, 3, 3), **norm_constants(4)}
+    nodes = [node("Conv", ["x", "w"], ["a"]), norm("a", "b")]
+    two_readers = make_model(
+        [*nodes, node("Relu", ["a"], ["c"]), node("Sub", ["b", "c"], ["y"])],
+        [value("x", 1, 3, 5, 5)],
+        ["y"],
+        constants,
+    )
+    check(two_readers, {"Conv": 1, "Mul": 1, "Add": 1, "Relu": 1, "Sub": 1})
+    an_output = make_model(nodes, [value("x", 1, 3, 5, 5)], ["a", "b"], constants)
+    check(an_output, {"Conv": 1, "Mul": 1, "Add": 1})
+
+
+def test_a_chain_that_others_read_midway_is_cut_there() -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w"], ["a"]),
+            norm("a", "b"),
+            node("Mul", ["b", "s"], ["c"]),
+            node("Mul", ["c", "s"], ["d"]),
+            node("Add", ["d", "b"], ["y"]),
+        ],
+        [value("x", 1, 3, 5, 5)],
+        ["y"],
+        {"w": normal(4, 3, 3, 3), "s": normal(4, 1, 1), **norm_constants(4)},
+    )
+    check(model, {"Conv": 1, "Mul": 1, "Add": 1})
+
+
+def test_a_shared_weight_is_scaled_for_one_reader_only() -> None:
+    model = make_model(
+        [
+            node("Conv", ["x", "w", "c"], ["a"]),
+            norm("a", "b"),
+            node("Conv", ["b", "w", "c"], ["d"]),
+            norm("d", "e", "second"),
+            node("Conv", ["e", "w", "c"], ["y"]),
+        ],
+        [value("x", 1, 4, 9, 9)],
+        ["y"],
+        {
+            "w": normal(4, 4, 3, 3),
+            "c": normal(4),
+            **norm_constants(4),
+            **norm_constants(4, "second"),
+        },
+    )
+    check(model, {"Conv": 3})
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [(1, 1, 5), (4, 5, 1), (4, 5, 5), (2, 1, 1, 1), (1, 2, 4, 1, 1)],
+    ids=["columns", "rows", "elements", "widens the batch", "higher rank"],
+)
+def test_operands_that_are_not_per_channel_are_not_folded(operand: tuple[int, ...]) -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["a"]), node("Mul", ["a", "s"], ["y"])],
+        [value("x", 1, 3, 7, 7)],
+        ["y"],
+        {"w": normal(4, 3, 3, 3), "s": normal(*operand)},
+    )
+    check(model, {"Conv": 1, "Mul": 1})
+
+
+def test_an_operand_that_widens_one_channel_is_not_folded() -> None:
+    model = make_model(
+        [node("Conv", ["x", "w"], ["a"]), node("Add", ["a", "s"], ["y"])],
+        [value("x", 1, 3, 7, 7)],
+        ["y"],
+        {"w": normal(1, 3, 3, 3), "s": normal(6, 1, 1)},
+    )
+    check(model, {"Conv": 1, "Add": 1})
+
+
+def test_numbers_on_a_tensor_of_rank_zero_keep_its_rank() -> None:
+    model = make_model(
+        [
+            node("ReduceSum", ["x"], ["a"], keepdims=0),
+            node("Mul", ["a", "number"], ["b"]),
+            node("Div", ["b", "number"], ["c"]),
+            node("Sub", ["number", "c"], ["y"]),
+        ],
+        [value("x", 2, 3)],
+        ["y"],
+        {"number": np.array(0.3, np.float32)},
+    )
+    check(model, {"ReduceSum": 1, "Mul": 1, "Add": 1})
+
+
+def test_integers_are_left_alone() -> None:
+    model = make_model(
+        [
+            node("Cast", ["x"], ["a"], to=onnx.TensorProto.INT32),
+            node("Div", ["a", "two"], ["b"]),
+            node("Mul", ["b", "two"], ["c"]),
+            node("Cast", ["c"], ["y"], to=onnx.TensorProto.FLOAT),
+        ],
+        [value("x", 50)],
+        ["y"],
+        {"two": np.array(2, np.int32)},
+    )
+    check(model, {"Cast": 2, "Div": 1, "Mul": 1})
+
+
+def test_a_scale_that_would_overflow_is_not_composed() -> None:
+    model = make_model(
+        [node("Mul", ["x", "big"], ["a"]), node("Mul", ["a", "big"], ["y"])],
+        [value("x", 4)],
+        ["y"],
+        {"big": np.array(1e30, np.float32)},
+    )
+    assert operators(simplified(model)) == {"Mul": 2}
+
+
+def test_made_weights_dropout_and_identity_are_gone() -> None:
+    model = make_model(
+        [
+            node("ConstantOfShape", ["s"], ["w"], value=helper.make_tensor("v", 1, [1], [0.25])),
+            node("Identity", ["w"], ["w2"]),
+            node("MatMul", ["x", "w2"], ["a"]),
+            node("Dropout", ["a"], ["b", "mask"]),
+            node("Identity", ["b"], ["c"]),
+            node("Relu", ["c"], ["y"]),
+        ],
+        [value("x", 2, 30)],
+        ["y"],
+        {"s": np.array([30, 40])},
+        opset=9,
+    )
+    check(model, {"MatMul": 1, "Relu": 1})
+
+
+def test_shape_arithmetic_is_folded() -> None:
+    model = make_model(
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Slice", ["shape", "zero", "two"], ["head"]),
+            node("Concat", ["head", "minus"], ["target"], axis=0),
+            node("Reshape", ["x", "target"], ["y"]),
+        ],
+        [value("x", 2, 3, 4, 5)],
+        ["y"],
+        {"zero": np.array([0]), "two": np.array([2]), "minus": np.array([-1])},
+    )
+    check(model, {"Reshape": 1})
+
+
+@pytest.mark.parametrize("name", ["inception_v2", "shufflenet"])
+def test_light_models(name: str) -> None:
+    model = without_softmax(randomise(light(name)))
+    result = simplified(model)
+    assert not operators(result).keys() & {"BatchNormalization", "Unsqueeze", "Mul", "Add"}
+    inputs = random_inputs(model)
+    assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
+    assert simplified(model).SerializeToString() == result.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        make_model(
+            [
+                node("Expand", ["x", "to"], ["a"]),
+                node("Sum", ["a", "row", "row"], ["b"]),
+                node("Max", ["b", "row", "zero"], ["y"]),
+            ],
+            [value("x", 3, 1), value("row", 4)],
+            ["y"],
+            {"to": np.array([2, 1, 4]), "zero": np.array(0, np.float32)},
+        ),
+        make_model(
+            [
+                node("Slice", ["x"], ["a"], starts=[1], ends=[4], axes=[1]),
+                node("Clip", ["a"], ["b"], min=-0.5, max=0.5),
+                node("Softmax", ["b"], ["y"], axis=1),
+            ],
+            [value("x", 2, 5, 3)],
+            ["y"],
+            opset=9,
+        ),
+        make_model(
+            [
+                node("Celu", ["x"], ["a"], alpha=0.5),
+                node("LayerNormalization", ["a", "s"], ["b", "average", "inverse"]),
+                node("Mul", ["b", "inverse"], ["y"]),
+            ],
+            [value("x", 3, 6)],
+            ["y", "average"],
+            {"s": normal(6)},
+        ),
+        make_model(
+            [node("Conv", ["a/b", "0"], ["c:0"]), norm("c:0", "out.1")],
+            [value("a/b", 1, 3, 6, 6)],
+            ["out.1"],
+            {"0": normal(8, 3, 3, 3), **norm_constants(8)},
+        ),
+    ],
+    ids=["broadcast", "opset 9", "functions", "names"],
+)
+def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
+    imported = import_onnx(model)
+    inputs = random_inputs(model)
+    expected = run_plainly(model, inputs)
+    machine = relax.VirtualMachine(tvm.compile(imported.mod, "llvm"), tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(inputs[i.name]) for i in imported.inputs))
+    outputs = [result] if len(imported.outputs) == 1 else list(result)
+    for actual, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(actual.numpy(), wanted, rtol=1e-5, atol=1e-5)

@@ -39,7 +39,9 @@ def error_of(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
 
 def main() -> int:
     """Runs the demo; exit code 1 if an output is out of bounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=64, help="measurements for tuning")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved timing rounds")
     parser.add_argument("--log", default=str(ROOT / "tuning_logs"), help="tuning log")
@@ -73,13 +75,20 @@ def main() -> int:
         ):
             seconds = interleave([ort, one, two], options.rounds)
             expected = ort.outputs
-            errors = {"compiled": error_of(one.outputs, expected), "tuned": error_of(two.outputs, expected)}
+            errors = {
+                "compiled": error_of(one.outputs, expected),
+                "tuned": error_of(two.outputs, expected),
+            }
 
-    table = Table(title=f"ResNet-50, batch 1, float32, {threads} threads, {picked.manifest.target[:60]}")
+    table = Table(
+        title=f"ResNet-50, batch 1, float32, {threads} threads, {picked.manifest.target[:60]}"
+    )
     for heading in ("engine", "ready after", "latency", "against ONNX Runtime", "verification"):
         table.add_column(heading, justify="left" if heading == "engine" else "right")
     base = np.median(seconds["onnxruntime"])
-    table.add_row("ONNX Runtime", f"{ort.load_s:.1f} s", f"{base * 1e3:.2f} ms", "1.00x", "reference")
+    table.add_row(
+        "ONNX Runtime", f"{ort.load_s:.1f} s", f"{base * 1e3:.2f} ms", "1.00x", "reference"
+    )
     for name, ready_s in (("compiled", compile_s), ("tuned", tune_s)):
         ratio = np.median(np.array(seconds["onnxruntime"]) / np.array(seconds[name]))
         verdict = "ok" if errors[name] <= BOUND else "WRONG"

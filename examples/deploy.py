@@ -1,7 +1,7 @@
 """Runs an artifact with stock TVM alone: this file does not import tvm_ext.
 
-    python -m tvm_ext.compile model.onnx -o model.so
-    python examples/deploy.py model.so input.npy
+python -m tvm_ext.compile model.onnx -o model.so
+python examples/deploy.py model.so input.npy
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 
 os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before tvm starts
 
-import numpy as np  # noqa: E402
-import tvm  # noqa: E402
-from tvm import relax  # noqa: E402
+import numpy as np
+import tvm
+from tvm import relax
 
 
 def main(artifact: str, *inputs: str) -> list[np.ndarray]:

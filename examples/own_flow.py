@@ -1,6 +1,6 @@
 """tvm_ext's passes in a flow of your own: all at once, or one by one.
 
-    python examples/own_flow.py
+python examples/own_flow.py
 """
 
 from __future__ import annotations

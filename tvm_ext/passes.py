@@ -45,6 +45,8 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         ChannelsLast(),
         FoldLayout(),
         Normalise(),
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
         Legalise(hardware),
         Fuse(),
     ]

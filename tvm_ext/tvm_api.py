@@ -44,6 +44,7 @@ check_install()
 
 import tvm  # noqa: E402
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
+from tvm.error import InternalError  # noqa: E402
 from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
@@ -87,6 +88,7 @@ __all__ = [
     "Call",
     "GenericConst",
     "IRModule",
+    "InternalError",
     "PrimFunc",
     "SBlockRV",
     "Schedule",

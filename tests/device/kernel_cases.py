@@ -33,6 +33,7 @@ LEFT_TO_TVM = {
     "scatter_elements": "writes where the data says",
     "argmax": "a reduction of pairs",
     "argmax_flat": "a reduction of pairs",
+    "adaptive_pool": "windows of uneven size; even ones become plain pooling",
     "argmin": "a reduction of pairs",
 }
 """Cases whose work no plan of the picker covers, and why; in all others every stage is planned."""

@@ -274,9 +274,7 @@ def test_a_killed_tuner_loses_nothing(model: Path, tmp_path: Path) -> None:
     kept = Database.open(log).records()
     assert len(kept) >= 4
     seen: list[int] = []
-    tvm_ext.tune(
-        str(model), trials=len(kept) + 2, log=log, watch=lambda _, done: seen.append(done)
-    )
+    tvm_ext.tune(str(model), trials=len(kept) + 2, log=log, watch=lambda _, done: seen.append(done))
     assert seen[0] == len(kept)
     after = Database.open(log)
     assert not after.corrupt

@@ -376,11 +376,12 @@ def test_light_models(name: str) -> None:
             [
                 node("Expand", ["x", "to"], ["a"]),
                 node("Sum", ["a", "row", "row"], ["b"]),
-                node("Max", ["b", "row", "zero"], ["y"]),
+                node("Max", ["b", "row", "zero"], ["c"]),
+                node("Pow", ["c", "three"], ["y"]),
             ],
             [value("x", 3, 1), value("row", 4)],
             ["y"],
-            {"to": np.array([2, 1, 4]), "zero": np.array(0, np.float32)},
+            {"to": np.array([2, 1, 4]), "zero": np.array(0, np.float32), "three": np.array(3)},
         ),
         make_model(
             [
@@ -409,7 +410,7 @@ def test_light_models(name: str) -> None:
             {"0": normal(8, 3, 3, 3), **norm_constants(8)},
         ),
     ],
-    ids=["broadcast", "opset 9", "functions", "names"],
+    ids=["operands", "opset 9", "functions", "names"],
 )
 def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
     imported = import_onnx(model)

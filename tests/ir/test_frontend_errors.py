@@ -230,12 +230,21 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
             {"training": np.array(True)},
             "in training mode",
         ),
+        (
+            helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear"),
+            {"s": np.array([1, 1, 0.5, 0.5], np.float32)},
+            "no whole number",
+        ),
+        (helper.make_node("Expand", ["x", "s"], ["y"]), {}, "a shape that is no constant"),
     ],
 )
 def test_what_the_importer_would_get_wrong_is_refused(
     node: onnx.NodeProto, constants: Mapping[str, np.ndarray], part: str
 ) -> None:
-    model = make_model([node], [value("x", 1, 2, 5, 5)], ["y"], constants)
+    inputs = [value("x", 1, 2, 5, 5)]
+    if "s" in node.input and not constants:
+        inputs.append(value("s", 4, dtype=TensorProto.INT64))
+    model = make_model([node], inputs, ["y"], constants)
     if node.op_type == "IsInf":
         model.graph.output[0].type.tensor_type.elem_type = TensorProto.BOOL
     import_error(model, f"{node.op_type}", part, "node '#0'")

@@ -52,7 +52,8 @@ def extents(func: PrimFunc, kind: str) -> list[int]:
 def best(func: PrimFunc, machine: str = "cpu/x86-avx512") -> TilePlan:
     prepared = prepare(func)
     assert prepared is not None
-    return pick(prepared.graph, get(machine), 1)[0].plan
+    candidates = pick(prepared.graph, get(machine), 1)
+    return candidates[0].plan if candidates else loose_plan(get(machine))
 
 
 MATMUL = tile_plan((6, 40, 16), (3, 32, 4), (1, 0, 2), parallel=2)
@@ -213,7 +214,7 @@ ILLEGAL = {
     ),
     "a stage before the first": ("anchor", tile_plan((6, 40, 16), (3, 8, 4), (1, 0, 2), anchor=-1)),
     "an unknown rule": ("rule", msgspec.structs.replace(MATMUL, rule="spiral")),
-    "rows without a row": ("rows", one_tile("rows", (24, 40, 16), 1, 16)),
+    "rows without a row": ("rows", one_tile("rows", (24, 20, 16), 1, 16)),
 }
 
 

@@ -45,7 +45,7 @@ def dense(x: Tensor, weight: Tensor, columns: int) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
-    """a [batch.., M, K] times b [batch.., K, N], batch axes equal.
+    """a [batch.., M, K] times b [batch.., K, N]; batch axes are equal, or 1, or missing.
 
     N is padded to whole vectors first: the copy of b is small beside the product, and the product
     then has no vector tail.
@@ -56,8 +56,24 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
         b = topi.nn.pad(b, [0] * len(b.shape), after, name="pad_columns")
     k = te.reduce_axis((0, int(b.shape[-2])), name="k")
 
+    rank = max(len(a.shape), len(b.shape)) - 2
+    batch_shape = [max(_extent(a, axis - rank), _extent(b, axis - rank)) for axis in range(rank)]
+
+    def own(tensor: Tensor, batch: list[Any]) -> list[Any]:
+        """The batch index of one operand: 0 where it has one element, nothing where it has none."""
+        extents = [int(extent) for extent in tensor.shape[:-2]]
+        given = batch[rank - len(extents) :]
+        return [i if extent > 1 else 0 for i, extent in zip(given, extents, strict=True)]
+
     def body(*at: Any) -> Any:
         *batch, i, j = at
-        return te.sum(a(*batch, i, k) * b(*batch, k, j), axis=k)
+        return te.sum(a(*own(a, batch), i, k) * b(*own(b, batch), k, j), axis=k)
 
-    return crop(te.compute((*a.shape[:-1], b.shape[-1]), body, name="matmul"), columns)
+    shape = (*batch_shape, a.shape[-2], b.shape[-1])
+    return crop(te.compute(shape, body, name="matmul"), columns)
+
+
+def _extent(tensor: Tensor, place: int) -> int:
+    """Extent of the batch axis `place` (-1: the last one); 1 where the tensor has none."""
+    batch = tensor.shape[:-2]
+    return int(batch[place]) if -place <= len(batch) else 1

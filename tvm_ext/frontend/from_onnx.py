@@ -31,7 +31,6 @@ C_KEYWORD = re.compile(
     "union|unsigned|void|volatile|while"
 )
 
-
 PAIRWISE = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}
 """Operators of any number of inputs; TVM's importer copies all of them into one tensor first."""
 

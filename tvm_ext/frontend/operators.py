@@ -23,14 +23,26 @@ CONVERTED_OPSET = 13
 BROADCAST_OPSET = 7
 FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9}
 
-# Attributes whose only value the importer reads right is given here; None: it must be absent.
-MISREAD: dict[str, dict[str, object]] = {
-    "BatchNormalization": {"training_mode": 0, "spatial": 1},
-    "ConvTranspose": {"output_shape": None},
-    "IsInf": {"detect_negative": 1, "detect_positive": 1},
-    "RoiAlign": {"mode": "avg"},
-    "SpaceToDepth": {"mode": "DCR"},
+# Attributes of which the importer reads these values right, and others silently wrong.
+READ: dict[str, dict[str, tuple[object, ...]]] = {
+    "BatchNormalization": {"training_mode": (0,), "spatial": (1,)},
+    "ConvTranspose": {"output_shape": ()},
+    "IsInf": {"detect_negative": (1,), "detect_positive": (1,)},
+    "Resize": {
+        "antialias": (0,),
+        "coordinate_transformation_mode": (
+            "half_pixel",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_crop_and_resize",
+        ),
+    },
+    "RoiAlign": {"mode": ("avg",)},
+    "SpaceToDepth": {"mode": ("DCR",)},
 }
+# It gives the result of this one a fixed shape, which running it does not keep to.
+UNTRUSTED = {"NonMaxSuppression"}
 
 # The importer looks at names alone. These it means in Microsoft's domain (and `Gelu` in both).
 MICROSOFT_ONLY = {"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu"}
@@ -109,25 +121,43 @@ def unsupported(nodes: Iterable[ir.Node]) -> str | None:
 
 
 def _misread(node: ir.Node) -> str:
-    """What TVM's importer would silently get wrong about `node`, in words; else empty."""
-    for name, value in MISREAD.get(node.op_type, {}).items():
+    """What TVM would get wrong about `node`, or fail on without saying why; else empty."""
+    for name, values in READ.get(node.op_type, {}).items():
         attribute = node.attributes.get(name)
-        if attribute is not None and attribute.value != value:
+        if attribute is not None and attribute.value not in values:
             return f" with {name}={attribute.value}"
     constants = [None if value is None else value.const_value for value in node.inputs]
-    if node.op_type == "Expand" and constants[1] is None:
-        return " to a shape that is no constant"
-    if node.op_type == "PRelu" and not _fits(node.inputs[1], node.inputs[0]):
-        return " with a slope that does not fit its input"
-    if node.op_type == "Dropout":
-        return " in training mode, or whose mask is read"
-    if node.op_type == "NonMaxSuppression" and None in constants[2:]:
-        return " without constant limits"
-    if node.op_type == "SequenceInsert" and len(constants) > 2:
-        position = constants[2]
-        if position is None or (position.numpy() < 0).any():
-            return " at a position that is not a constant counted from the front"
+    kind = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
+    match node.op_type:
+        case "ConstantOfShape" if constants[0] is None:
+            return " of a shape that is no constant"
+        case "Dropout":
+            return " in training mode, or whose mask is read"
+        case "Expand" if constants[1] is None:
+            return " to a shape that is no constant"
+        case "PRelu" if not _fits(node.inputs[1], node.inputs[0]):
+            return " with a slope that does not fit its input"
+        case "Pow" if kind is not None and kind.is_integer():
+            return " of integers"
+        case "ReduceMax" | "ReduceMin" if kind == ir.DataType.BOOL:
+            return " of booleans"
+        case "Resize" if len(constants) > 2 and _rounds(node, constants[2]):
+            return " with scales that give no whole number of elements"
+        case "SequenceInsert" if len(constants) > 2:
+            position = constants[2]
+            if position is None or (position.numpy() < 0).any():
+                return " at a position that is not a constant counted from the front"
     return ""
+
+
+def _rounds(resize: ir.Node, scales: ir.TensorProtocol | None) -> bool:
+    """Whether a `Resize` that interpolates rounds the extents that its scales give."""
+    mode = resize.attributes.get("mode")
+    shape = None if resize.inputs[0] is None else resize.inputs[0].shape
+    if mode is None or mode.value == "nearest" or shape is None or not shape.is_static():
+        return False
+    extents = [] if scales is None else (scales.numpy() * shape.numpy()).tolist()
+    return not all(0 <= extent - round(extent) < 1e-4 for extent in extents)
 
 
 def _fits(operand: ir.Value | None, source: ir.Value | None) -> bool:
@@ -180,4 +210,4 @@ def _is_importable(domain: str, op_type: str) -> bool:
 def _convert_map() -> frozenset[str]:
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return frozenset(_get_convert_map()) | {"If"}
+    return (frozenset(_get_convert_map()) | {"If"}) - UNTRUSTED

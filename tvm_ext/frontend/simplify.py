@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.frontend.affine import add_initialiser, fold_affine
+from tvm_ext.frontend.affine import FLOATS, add_initialiser, fold_affine
 from tvm_ext.frontend.load import one_line
 
 LARGEST_CONSTANT = 1 << 28
@@ -44,6 +44,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
     _materialise_constants(model.graph)
     _widen_expand(model.graph)
+    _cast_exponents(model.graph)
     return model, tuple(notes)
 
 
@@ -51,9 +52,9 @@ def _attempt(
     what: str, change: Callable[[ir.Model], object], model: ir.Model, notes: list[str]
 ) -> ir.Model:
     """`model` changed by a library's pass, or untouched, with a note, where the pass fails."""
-    copy = model.clone()
     try:
         with _quiet():
+            copy = model.clone()
             change(copy)
     except MemoryError:
         raise
@@ -144,3 +145,18 @@ def _widen_expand(graph: ir.Graph) -> None:
         if list(shape) != wanted.numpy().tolist():
             name = f"{node.outputs[0].name}_shape"
             node.replace_input_with(1, add_initialiser(graph, name, np.array(shape, np.int64)))
+
+
+def _cast_exponents(graph: ir.Graph) -> None:
+    """Give constant exponents of `Pow` the type of the base, which TVM's importer wants."""
+    for node in graph:
+        if node.op_type != "Pow" or node.domain or None in node.inputs:
+            continue
+        base, exponent = node.inputs
+        assert base is not None
+        assert exponent is not None
+        constant = ir.convenience.get_const_tensor(exponent)
+        if constant is not None and base.dtype in FLOATS and constant.dtype != base.dtype:
+            array = constant.numpy().astype(base.dtype.numpy())
+            name = f"{node.outputs[0].name}_exponent"
+            node.replace_input_with(1, add_initialiser(graph, name, array))

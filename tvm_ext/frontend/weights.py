@@ -39,18 +39,13 @@ def detach_weights(
     so that onnx's C++ passes, which serialise what they are given, stay fast and may be used on
     models over 2 GB. The weights are the tensors of `model` itself, not copies.
     """
-    light, graph = onnx.ModelProto(), model.graph
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(light, field.name).extend(value)
-        else:
-            setattr(light, field.name, value)
+    graph = model.graph
     # Before version 4 every initialiser had to be listed as an input as well.
-    light.ir_version = max(4, model.ir_version)
+    light = onnx.ModelProto(ir_version=max(4, model.ir_version))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
     copy = light.graph
-    copy.name = graph.name or "graph"
+    copy.name = "graph"
     weights: dict[str, onnx.TensorProto] = {}
     for tensor in graph.initializer:
         if _nbytes(tensor) > HEAVY_BYTES:
@@ -98,7 +93,7 @@ def check_data(tensor: onnx.TensorProto) -> None:
     if _nbytes(tensor) <= HEAVY_BYTES:
         try:
             numpy_helper.to_array(tensor)
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise _unfilled(tensor.name, tensor, error) from None
 
 

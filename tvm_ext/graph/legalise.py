@@ -141,7 +141,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
 
 def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
     left, right = _shape(call.args[0]), _shape(call.args[1])
-    if left is None or right is None or left[:-2] != right[:-2] or right[-1] == 1:
+    if left is None or right is None or len(right) < 2 or right[-1] == 1:
         return None
     return builder.call_te(
         lambda a, b: matmul(a, b, options.lanes),
@@ -225,6 +225,36 @@ def legalise_instance_norm(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
+def legalise_group_norm(builder: Any, call: Any, options: Legalise) -> Any:
+    """Group normalisation: the channel axis taken apart into groups, normalised, put together."""
+    shape = _shape(call.args[0])
+    if shape is None:
+        return None
+    attrs = call.attrs
+    channel = int(attrs.channel_axis) % len(shape)
+    groups, epsilon = int(attrs.num_groups), float(attrs.epsilon)
+    split = (*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :])
+    axes = [axis % len(shape) for axis in _ints(attrs.axes)]
+    inner = sorted([channel + 1, *(axis + (axis > channel) for axis in axes)])
+
+    def group_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
+        def scale(at: Any, value: Any) -> Any:
+            place = at[channel] * split[channel + 1] + at[channel + 1]
+            return value * gamma[place] + beta[place]
+
+        return normalise(x, inner, epsilon, scale, options.lanes)
+
+    apart = builder.emit_te(topi.reshape, call.args[0], split)
+    normal = builder.call_te(
+        group_norm,
+        apart,
+        *call.args[1:],
+        primfunc_name_hint="group_norm",
+        primfunc_attrs=FUSES_PROLOGUE,
+    )
+    return builder.call_te(topi.reshape, builder.emit(normal), shape)
+
+
 def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     """Sum, mean, max and min."""
     shape = _shape(call.args[0])
@@ -284,6 +314,7 @@ RULES: dict[str, Rule] = {
     "relax.nn.layer_norm": legalise_layer_norm,
     "relax.nn.rms_norm": legalise_rms_norm,
     "relax.nn.instance_norm": legalise_instance_norm,
+    "relax.nn.group_norm": legalise_group_norm,
     **dict.fromkeys(("relax.sum", "relax.mean", "relax.max", "relax.min"), legalise_reduction),
 }
 MATHS: dict[str, Rule] = {

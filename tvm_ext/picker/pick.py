@@ -32,6 +32,8 @@ ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
 EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
+TAIL_STATEMENTS = 64
+"""Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
@@ -46,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True):
 def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Candidate]:
     """The best `count` plans for a group, best first; empty if no stage can be planned."""
     anchor = choose_anchor(graph)
-    if anchor is None:
+    if anchor is None or _hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
     node = graph.nodes[anchor]
     if is_flat(graph, node):
@@ -73,6 +75,11 @@ def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Itera
 
 def _latency(candidate: Candidate) -> float:
     return candidate.estimate.latency_us
+
+
+def _hidden_work(graph: TileGraph) -> int:
+    """Iterations of the largest stage that no rule understands."""
+    return max((prod(n.extents) for n in graph.nodes if n.kind == "opaque"), default=0)
 
 
 def choose_anchor(graph: TileGraph) -> int | None:
@@ -132,20 +139,21 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     node = graph.nodes[anchor]
     if any(other.kind == "opaque" for other in graph.nodes):
         return None
-    for rows in range(len(node.space), 0, -1):
+    for rows in range(len(node.space), -1, -1):
         extents = tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
         tiles = propagate(graph, anchor, Tile(extents))
         count = prod(node.axes[axis].extent for axis in node.space[:rows])
-        if len(tiles) == len(graph.nodes) and all(
-            count * tile.points == prod(graph.nodes[i].extents) for i, tile in tiles.items()
-        ):
+        if len(tiles) < len(graph.nodes):
+            return None
+        points = [(tile.points, prod(graph.nodes[i].extents)) for i, tile in tiles.items()]
+        if all(count * own == whole for own, whole in points):
             break
     else:
         return None
     dtype_bytes = _widest(graph, node)
-    inner = max(graph.nodes[i].axes[-1].extent for i in tiles)
+    inner = max(axis.extent for i in tiles for axis in graph.nodes[i].axes[-1:])
     lanes = lanes_for(inner, hw, dtype_bytes)
-    parallel = count > 1 and _worth_parallel(graph, hw, lanes)
+    parallel = rows > 0 and count > 1 and _worth_parallel(graph, hw, lanes)
     plan = TilePlan(
         rule="rows",
         anchor=anchor,
@@ -207,6 +215,8 @@ def register_tiles(
         budget = max(1, (hw.vector_registers - 2) // max(1, width // max(1, lanes)) - 1)
         if node.kind == "map":
             budget = 4
+        if vector is not None and node.axes[vector].extent % lanes:
+            budget = min(budget, max(1, TAIL_STATEMENTS // width))
         for height in row_extents(node.axes[last].extent, budget) if last is not None else [1]:
             stacks = [1]
             if before is not None and last is not None and height == node.axes[last].extent:

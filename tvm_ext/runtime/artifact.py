@@ -62,7 +62,9 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
     if not path.is_file():
         raise ArtifactError(f"artifact {path}: no such file")
     if not _whole_elf(path):
-        raise ArtifactError(f"artifact {path}: not a shared library, or one cut short; make it again")
+        raise ArtifactError(
+            f"artifact {path}: not a shared library, or one cut short; make it again"
+        )
     try:
         with silence():
             module = tvm.runtime.load_module(str(path.resolve()))

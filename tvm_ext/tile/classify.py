@@ -41,6 +41,11 @@ def is_flat(graph: TileGraph, node: TileNode) -> bool:
     return True
 
 
+def is_affine(node: TileNode) -> bool:
+    """Whether every index the node reads or writes is an affine map of its axes."""
+    return all(dim is not None for access in (*node.reads, node.write) for dim in access.dims)
+
+
 def has_reuse(node: TileNode) -> bool:
     """Whether some input element is read by many iterations: some read ignores a space axis."""
     return node.kind == "reduce" and any(

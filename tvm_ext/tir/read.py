@@ -95,6 +95,10 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
         mod, expr = int(expr.b.value), expr.a
     if isinstance(expr, tirx.FloorDiv) and isinstance(expr.b, tirx.IntImm):
         div, expr = int(expr.b.value), expr.a
+        inner = expr.b if isinstance(expr, tirx.FloorMod) else None
+        if isinstance(inner, tirx.IntImm) and not mod and int(inner.value) % div == 0:
+            # (i % m) // d = (i // d) % (m / d) where d divides m
+            mod, expr = int(inner.value) // div, expr.a
     form = linear(expr, axes)
     return None if form is None else AffineDim(tuple(form[0]), form[1], div, mod)
 

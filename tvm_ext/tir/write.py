@@ -10,7 +10,7 @@ from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.write_flat import write_flat, write_loose
 from tvm_ext.tir.write_rows import write_rows
 from tvm_ext.tir.write_tile import write_tile
-from tvm_ext.tvm_api import PrimFunc, ScheduleError, mark_scheduled
+from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
 
 Rule = Callable[[Prepared, TilePlan], None]
 
@@ -39,10 +39,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
         raise PlanError("structure", "plan: the function has no blocks to schedule")
     if plan.rule not in RULES:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(RULES)}")
-    if not 0 <= plan.anchor < len(prepared.blocks):
-        raise PlanError(
-            "anchor", f"plan: stage {plan.anchor} does not exist; there are {len(prepared.blocks)}"
-        )
+    check_plan(prepared, plan)
     try:
         RULES[plan.rule](prepared, plan)
         anchored = set() if plan.rule == "loose" else {plan.anchor}
@@ -50,10 +47,34 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
         for index in range(len(prepared.blocks)):
             if index not in named:
                 write_loose(prepared, index, plan)
-    except ScheduleError as error:
+    except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     scheduled = prepared.schedule.mod["main"]
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
+
+
+LEVELS = {"tile": ("core", "register"), "rows": ("core",), "flat": ("core",), "loose": ()}
+
+
+def check_plan(prepared: Prepared, plan: TilePlan) -> None:
+    """Raises PlanError for a plan that was made for another group, or was damaged: `anchor` (a
+    stage that does not exist), `level` (a missing tile), `extent` (a tile of another operator),
+    `lanes` (counts that mean nothing)."""
+    if plan.lanes < 1 or plan.parallel < 0:
+        raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
+    count = len(prepared.blocks)
+    for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
+        if not 0 <= stage < count:
+            raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
+    rank = len(prepared.graph.nodes[plan.anchor].axes)
+    tiles = {entry.level: entry.tile for entry in plan.tiles}
+    for level in LEVELS[plan.rule]:
+        if level not in tiles:
+            raise PlanError("level", f"plan: rule {plan.rule} needs a tile at {level}")
+        if len(tiles[level].extents) != rank:
+            raise PlanError(
+                "extent", f"plan: {level} tile {tiles[level].extents}, its stage has {rank} axes"
+            )
 
 
 def _first_line(error: Exception) -> str:

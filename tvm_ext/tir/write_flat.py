@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.classify import is_affine
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import PARTITION, vectorise_last
@@ -33,12 +34,12 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
     grid = [*loops[:cut], outer]
     task = schedule.fuse(*grid) if len(grid) > 1 else outer
     row = [inner, *loops[cut + 1 :]]
-    if node.axes[cut].extent % extents[cut]:
+    if node.axes[cut].extent % extents[cut] and is_affine(node):
         schedule.annotate(task, PARTITION, 1)
     body = schedule.fuse(*row) if len(row) > 1 else inner
     last = next((a.extent for a in reversed(node.axes) if a.extent > 1), 1)
     if last % plan.lanes == 0 or last == node.axes[cut].extent:
-        vectorise_last(schedule, body, plan.lanes)
+        vectorise_last(schedule, body, plan.lanes, hint=is_affine(node))
     if plan.parallel:
         schedule.parallel(task)
 
@@ -51,11 +52,16 @@ def write_loose(prepared: Prepared, index: int, plan: TilePlan) -> None:
         loops = schedule.get_loops(block)
     except ScheduleError:
         return
-    space = loops[: len(node.space)] if node.kind != "opaque" else []
+    leading = next((i for i, a in enumerate(node.axes) if a.kind == "reduce"), len(node.axes))
+    space = loops[:leading]
     if not space or len(loops) != len(node.axes):
         return
     if node.kind == "map" and len(space) > 1:
-        vectorise_last(schedule, space[-1], plan.lanes)
+        vectorise_last(schedule, space[-1], plan.lanes, hint=is_affine(node))
         space = space[:-1]
     if plan.parallel:
-        schedule.parallel(schedule.fuse(*space) if len(space) > 1 else space[0])
+        try:
+            schedule.parallel(schedule.fuse(*space) if len(space) > 1 else space[0])
+        except ScheduleError:
+            if node.kind != "opaque":
+                raise

@@ -10,7 +10,10 @@ vector speed and not at the latency of one addition after another (rfactor):
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.classify import is_affine
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import vectorise_last
@@ -24,9 +27,10 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     """Schedules the anchor (the last stage) by rows and computes the attached stages per row."""
     schedule = prepared.schedule
     node, block = prepared.graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
-    rows = sum(1 for axis in node.space if plan.at("core").extents[axis] == 1)
-    if rows == 0 or list(plan.order) != list(range(len(node.axes))):
-        raise PlanError("rows", f"plan for {node.name}: no leading axis has a core tile of 1")
+    core = plan.at("core").extents
+    rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
+    if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
+        raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
     attached = sorted(entry.stage for entry in plan.attach if entry.level == "core")
     partial = {
         stage: split
@@ -34,20 +38,28 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
         if (split := _partial_reduction(prepared, stage, plan.lanes)) is not None
     }
     loops = schedule.get_loops(block)
-    row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
+    row = None
+    if rows and loops:
+        row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
     if node.kind == "map" and len(loops) > rows:
-        vectorise_last(schedule, loops[-1], plan.lanes)
+        vectorise_last(schedule, loops[-1], plan.lanes, hint=is_affine(node))
+    zeroed = []
     for stage in (plan.anchor, *reversed(attached)):
+        own = prepared.graph.nodes[stage]
         if stage != plan.anchor:
-            schedule.compute_at(prepared.blocks[stage], row, preserve_unit_loops=True)
-            if prepared.graph.nodes[stage].kind == "map":
-                own = schedule.get_loops(prepared.blocks[stage])
-                vectorise_last(schedule, own[-1], plan.lanes)
+            if row is not None:
+                schedule.compute_at(prepared.blocks[stage], row, preserve_unit_loops=True)
+            inner = schedule.get_loops(prepared.blocks[stage])
+            if own.kind == "map" and inner:
+                vectorise_last(schedule, inner[-1], plan.lanes, hint=is_affine(own))
         if stage in partial:
-            schedule.compute_at(partial[stage], row, preserve_unit_loops=True)
-            _vectorise_partial(prepared, partial[stage], plan.lanes)
-    if plan.parallel:
+            if row is not None:
+                schedule.compute_at(partial[stage], row, preserve_unit_loops=True)
+            zeroed.append(_vectorise_partial(prepared, partial[stage], plan.lanes, row is not None))
+    if plan.parallel and row is not None:
         schedule.parallel(row)
+    for part, loop in zeroed:
+        schedule.decompose_reduction(part, loop)
 
 
 def _partial_reduction(prepared: Prepared, stage: int, lanes: int) -> SBlockRV | None:
@@ -58,6 +70,8 @@ def _partial_reduction(prepared: Prepared, stage: int, lanes: int) -> SBlockRV |
     schedule, node = prepared.schedule, prepared.graph.nodes[stage]
     if node.kind != "reduce" or lanes <= 1:
         return None
+    if not node.space and len(prepared.blocks) > 1:
+        return None  # TVM's rfactor fails beside a block without loops
     last = node.reduce[-1]
     shapes = [tensor.shape for tensor in prepared.graph.tensors]
     if any(access.stride(last, shapes[access.tensor]) not in (0, 1) for access in node.reads):
@@ -73,14 +87,22 @@ def _partial_reduction(prepared: Prepared, stage: int, lanes: int) -> SBlockRV |
     return part
 
 
-def _vectorise_partial(prepared: Prepared, part: SBlockRV, lanes: int) -> None:
-    """Partial results innermost, in vectors; their zeroing apart from their updates."""
+def _vectorise_partial(
+    prepared: Prepared, part: SBlockRV, lanes: int, moved: bool
+) -> tuple[SBlockRV, Any]:
+    """Partial results innermost, in vectors. Returns the loop before which they are zeroed: TVM
+    takes a stage apart only after its loops are parallel."""
     schedule = prepared.schedule
     iters = schedule.get(part).iter_vars
     loops = schedule.get_loops(part)[-len(iters) :]
-    chunk, lane = schedule.split(loops[0], [None, lanes])
-    schedule.reorder(*loops[1:], chunk, lane)
+    if moved:  # loops made anew, in the order of the stage's axes: the partial results first
+        partial, rest = loops[0], loops[1:]
+        first = next(loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type == 2)
+    else:  # the loops as they were split: space, reduction, partial results
+        partial, rest = loops[-1], loops[:-1]
+        first = loops[sum(iv.iter_type == 0 for iv in iters) - 1]
+    chunk, lane = schedule.split(partial, [None, lanes])
+    schedule.reorder(*rest, chunk, lane)
     schedule.unroll(chunk)
     schedule.vectorize(lane)
-    first = next(loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type == 2)
-    schedule.decompose_reduction(part, first)
+    return part, first

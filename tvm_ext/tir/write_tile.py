@@ -17,7 +17,7 @@ from math import prod
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.classify import is_affine, vector_axis
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
@@ -63,6 +63,8 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     loops = schedule.get_loops(block)
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
+    if not node.space:
+        raise PlanError("space", f"plan for {node.name}: it has no space axis to tile")
     vector = vector_axis(node) if plan.lanes > 1 else None
     outer, middle, sweep, inner, lane = {}, {}, {}, {}, None
     for index, loop in enumerate(loops):
@@ -90,14 +92,16 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     task = schedule.fuse(*grid[: plan.parallel]) if plan.parallel > 1 else grid[0]
     for entry in plan.attach:
         if entry.level == "core":
-            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes)
+            hint = is_affine(graph.nodes[entry.stage])
+            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes, hint)
     if plan.parallel:
         schedule.parallel(task)
-    for axis in space:
+    for axis in space if is_affine(node) else ():
         c, r = core.extents[axis], register.extents[axis]
         if c % r:
             schedule.annotate(middle[axis], PARTITION, 1)
-    if any(a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if a.kind == "space"):
+    pairs = zip(node.axes, core.extents, strict=True)
+    if is_affine(node) and any(a.extent % c for a, c in pairs if a.kind == "space"):
         schedule.annotate(task, PARTITION, 1)
     for axis in (*reduce, *tile):
         schedule.unroll(inner[axis])
@@ -122,22 +126,26 @@ def _register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
         schedule.unroll(loop)
 
 
-def _attach(schedule: Schedule, block: SBlockRV, loop: object, lanes: int) -> None:
+def _attach(schedule: Schedule, block: SBlockRV, loop: object, lanes: int, hint: bool) -> None:
     """Computes a producer inside the core tile, its innermost loop in vectors."""
     depth = len(schedule.get_loops(block))
     schedule.compute_at(block, loop)
     own = schedule.get_loops(block)[-depth:]
-    vectorise_last(schedule, own[-1], lanes)
+    vectorise_last(schedule, own[-1], lanes, hint=hint)
 
 
-def vectorise_last(schedule: Schedule, loop: object, lanes: int) -> None:
-    """Splits a loop into vectors of `lanes`; a tail becomes a scalar loop of its own."""
+def vectorise_last(schedule: Schedule, loop: object, lanes: int, *, hint: bool = True) -> None:
+    """Splits a loop into vectors of `lanes`; a tail becomes a scalar loop of its own.
+
+    Without `hint` it keeps a predicate: TVM's loop partitioning mixes index types in a stage whose
+    indices are data (gather), and the stage then does not compile.
+    """
     extent = int(schedule.get(loop).extent)
     while lanes > 1 and extent < lanes:
         lanes //= 2
     if lanes <= 1:
         return
     chunk, lane = schedule.split(loop, [None, lanes])
-    if extent % lanes:
+    if extent % lanes and hint:
         schedule.annotate(chunk, PARTITION, 1)
     schedule.vectorize(lane)

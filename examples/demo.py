@@ -2,8 +2,9 @@
 
     python examples/demo.py [--trials 64] [--rounds 5]
 
-The model is ResNet-50 from the onnx wheel with random weights (the wheel's own are constants, which
-would hide errors). Tuning resumes from the log in `tuning_logs/`, if it has records of this machine.
+The model is ResNet-50 from the onnx wheel with random weights (the wheel's own are constants,
+which would hide errors). Tuning resumes from the log in `tuning_logs/`, if it has records of this
+machine.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def test_replay_measures_nothing_and_gives_the_same_code(
 
 def test_a_strict_replay_lists_what_is_missing(model: Path, tmp_path: Path) -> None:
     Database.open(tmp_path / "empty", create=True)
-    with pytest.raises(LogError, match="no record for .* kernels") as error:
+    with pytest.raises(LogError, match=r"no record for .* kernels") as error:
         tvm_ext.replay(str(model), tmp_path / "empty", strict=True)
     assert "conv2d" in str(error.value)
 

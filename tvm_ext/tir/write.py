@@ -57,9 +57,11 @@ LEVELS = {"tile": ("core", "register"), "rows": ("core",), "flat": ("core",), "l
 
 
 def check_plan(prepared: Prepared, plan: TilePlan) -> None:
-    """Raises PlanError for a plan that was made for another group, or was damaged: `anchor` (a
-    stage that does not exist), `level` (a missing tile), `extent` (a tile of another operator),
-    `lanes` (counts that mean nothing)."""
+    """Raises PlanError for a plan that was made for another group, or was damaged.
+
+    Reasons: `anchor` (a stage that does not exist), `level` (a missing tile), `extent` (a tile of
+    another operator), `lanes` (counts that mean nothing).
+    """
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
     count = len(prepared.blocks)

@@ -11,9 +11,20 @@ from graphs import GRAPHS, conv, depthwise, elementwise, matmul, pool, softmax, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.tile import Access, AffineDim, Tensor, Tile, TileGraph, TileNode, show_graph
-from tvm_ext.tile.footprint import access_bytes, footprint_bytes, traffic_bytes
+from tvm_ext.tile import (
+    Access,
+    AffineDim,
+    LevelTile,
+    Tensor,
+    Tile,
+    TileGraph,
+    TileNode,
+    TilePlan,
+    show_graph,
+)
+from tvm_ext.tile.footprint import access_bytes, footprint_bytes
 from tvm_ext.tile.infer import propagate, region
+from tvm_ext.tile.nest import Nest
 
 SLIDING = {
     "conv": conv(6, 5, 2, 4, block=4),
@@ -27,6 +38,14 @@ SLIDING = {
     "transpose": transpose(5, 4),
     "softmax": softmax(4, 5),
 }
+
+
+def traffic_bytes(
+    graph: TileGraph, node: TileNode, tile: Tile, order: tuple[int, ...], line_bytes: int
+) -> float:
+    """Traffic of the whole operator into a level that holds one tile and nothing more."""
+    plan = TilePlan("tile", 0, (LevelTile("register", tile),), order, parallel=0)
+    return Nest(graph, node, plan, Tile(node.extents), line_bytes).bytes_into(0)
 
 
 def tiles_of(node: TileNode, whole_reduction: bool = False) -> list[Tile]:

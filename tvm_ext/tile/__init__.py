@@ -6,7 +6,7 @@ Read in this order:
   plan       TilePlan: the only tuning decision
   classify   what kind of work a node is
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
-  footprint  bytes held and bytes moved (Roller §3.3)
+  footprint  bytes a tile touches and holds;  nest: bytes it moves (Roller §3.3)
   codec      plans as JSON;  show: plans and graphs as text
 """
 

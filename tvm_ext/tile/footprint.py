@@ -1,4 +1,4 @@
-"""Bytes a tile holds and bytes it moves: the two numbers every choice rests on (Roller §3.3)."""
+"""Bytes a tile touches and holds (Roller §3.3). What it moves is in `nest`."""
 
 from __future__ import annotations
 
@@ -40,26 +40,3 @@ def touched(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ..
 def footprint_bytes(graph: TileGraph, node: TileNode, tile: Tile) -> int:
     """Bytes that must be resident for `node` to run `tile` once: inputs and output regions."""
     return sum(access_bytes(graph, access, tile) for access in (*node.reads, node.write))
-
-
-def traffic_bytes(
-    graph: TileGraph, node: TileNode, tile: Tile, order: tuple[int, ...], line_bytes: int = 64
-) -> float:
-    """Bytes moved into and out of the level that holds one `tile`, over the whole operator.
-
-    The loops over tiles run in `order`, outermost first. A region is reloaded whenever a loop it
-    depends on, or any loop outside one of those, advances; loops inside the last one it depends on
-    find it resident (Roller §3.3, traffic; the reuse rule of Welder §3.2).
-    """
-    counts = tile.counts(node.axes)
-    total = 0.0
-    for access in (*node.reads, node.write):
-        loads = 1
-        resident = True
-        for axis in reversed(order):
-            if resident and not access.uses(axis):
-                continue
-            resident = resident and counts[axis] == 1
-            loads *= counts[axis]
-        total += loads * access_bytes(graph, access, tile, line_bytes)
-    return total

@@ -1,4 +1,4 @@
-"""A simplified or imported model computes what the original does in ONNX Runtime."""
+"""A simplified model computes what the original does in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import tvm
 from onnx import helper
 from onnx_models import (
     light,
@@ -19,9 +18,7 @@ from onnx_models import (
     value,
     without_softmax,
 )
-from tvm import relax
 
-from tvm_ext.frontend.from_onnx import import_onnx
 from tvm_ext.frontend.randomise import randomise
 from tvm_ext.frontend.simplify import simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
@@ -367,57 +364,3 @@ def test_light_models(name: str) -> None:
     inputs = random_inputs(model)
     assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
     assert simplified(model).SerializeToString() == result.SerializeToString()
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        make_model(
-            [
-                node("Expand", ["x", "to"], ["a"]),
-                node("Sum", ["a", "row", "row"], ["b"]),
-                node("Max", ["b", "row", "zero"], ["c"]),
-                node("Pow", ["c", "three"], ["y"]),
-            ],
-            [value("x", 3, 1), value("row", 4)],
-            ["y"],
-            {"to": np.array([2, 1, 4]), "zero": np.array(0, np.float32), "three": np.array(3)},
-        ),
-        make_model(
-            [
-                node("Slice", ["x"], ["a"], starts=[1], ends=[4], axes=[1]),
-                node("Clip", ["a"], ["b"], min=-0.5, max=0.5),
-                node("Softmax", ["b"], ["y"], axis=1),
-            ],
-            [value("x", 2, 5, 3)],
-            ["y"],
-            opset=9,
-        ),
-        make_model(
-            [
-                node("Celu", ["x"], ["a"], alpha=0.5),
-                node("LayerNormalization", ["a", "s"], ["b", "average", "inverse"]),
-                node("Mul", ["b", "inverse"], ["y"]),
-            ],
-            [value("x", 3, 6)],
-            ["y", "average"],
-            {"s": normal(6)},
-        ),
-        make_model(
-            [node("Conv", ["a/b", "0"], ["c:0"]), norm("c:0", "out.1")],
-            [value("a/b", 1, 3, 6, 6)],
-            ["out.1"],
-            {"0": normal(8, 3, 3, 3), **norm_constants(8)},
-        ),
-    ],
-    ids=["operands", "opset 9", "functions", "names"],
-)
-def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
-    imported = import_onnx(model)
-    inputs = random_inputs(model)
-    expected = run_plainly(model, inputs)
-    machine = relax.VirtualMachine(tvm.compile(imported.mod, "llvm"), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(inputs[i.name]) for i in imported.inputs))
-    outputs = [result] if len(imported.outputs) == 1 else list(result)
-    for actual, wanted in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(actual.numpy(), wanted, rtol=1e-5, atol=1e-5)

@@ -21,7 +21,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
-from tvm_ext.frontend.simplify import simplify
+from tvm_ext.frontend.simplify import quiet, simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
 from tvm_ext.tvm_api import IRModule, relax, tirx, tvm, tvm_version
 
@@ -153,7 +153,8 @@ class _ConversionError(BaseException):
 
 def _to_ir(model: onnx.ModelProto) -> ir.Model:
     try:
-        return ir.from_proto(model)
+        with quiet():
+            return ir.from_proto(model)
     except ir.serde.SerdeError as error:
         cause = error.__cause__ or error
         raise ModelError(f"the model is not valid ONNX: {one_line(cause)}") from error

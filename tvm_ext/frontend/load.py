@@ -142,12 +142,12 @@ def _read_external(path: Path, tensor: onnx.TensorProto) -> None:
 
 
 def one_line(error: BaseException | str) -> str:
-    """The message of `error` up to onnx's trailing context, without line breaks."""
+    """The message of `error` up to onnx's trailing context, without line breaks or full stop."""
     text = str(error)
     if isinstance(error, UnicodeDecodeError):
         # onnx quotes a damaged name and then fails to hand its message over.
         text = error.object.decode(errors="replace")
-    return " ".join(text.split("==>")[0].split())
+    return " ".join(text.split("==>")[0].split()).rstrip(".")
 
 
 def _check(model: onnx.ModelProto, subject: str) -> None:

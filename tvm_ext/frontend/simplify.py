@@ -53,7 +53,7 @@ def _attempt(
 ) -> ir.Model:
     """`model` changed by a library's pass, or untouched, with a note, where the pass fails."""
     try:
-        with _quiet():
+        with quiet():
             copy = model.clone()
             change(copy)
     except MemoryError:
@@ -65,8 +65,8 @@ def _attempt(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the libraries' own warnings: each names a node it left as it was, no more."""
+def quiet() -> Iterator[None]:
+    """Silence what onnxscript and onnx_ir log: each line names a node they left as it was."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

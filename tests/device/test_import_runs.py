@@ -1,0 +1,72 @@
+"""An imported module, built by TVM as it is, computes what the model does in ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import helper
+from onnx_models import make_model, random_inputs, run_plainly, value
+from tvm import relax
+
+from tvm_ext.frontend.from_onnx import import_onnx
+
+pytest.importorskip("onnxruntime")
+
+RNG = np.random.default_rng(3)
+node = helper.make_node
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        make_model(
+            [
+                node("Expand", ["x", "to"], ["a"]),
+                node("Sum", ["a", "row", "row"], ["b"]),
+                node("Max", ["b", "row", "zero"], ["c"]),
+                node("Pow", ["c", "three"], ["y"]),
+            ],
+            [value("x", 3, 1), value("row", 4)],
+            ["y"],
+            {"to": np.array([2, 1, 4]), "zero": np.array(0, np.float32), "three": np.array(3)},
+        ),
+        make_model(
+            [
+                node("Slice", ["x"], ["a"], starts=[1], ends=[4], axes=[1]),
+                node("Clip", ["a"], ["b"], min=-0.5, max=0.5),
+                node("Softmax", ["b"], ["y"], axis=1),
+            ],
+            [value("x", 2, 5, 3)],
+            ["y"],
+            opset=9,
+        ),
+        make_model(
+            [
+                node("Celu", ["x"], ["a"], alpha=0.5),
+                node("LayerNormalization", ["a", "s"], ["b", "average", "inverse"]),
+                node("Mul", ["b", "inverse"], ["y"]),
+            ],
+            [value("x", 3, 6)],
+            ["y", "average"],
+            {"s": RNG.standard_normal(6, np.float32)},
+        ),
+        make_model(
+            [node("Conv", ["a/b", "0"], ["c:0"]), node("Relu", ["c:0"], ["out.1"])],
+            [value("a/b", 1, 3, 6, 6)],
+            ["out.1"],
+            {"0": RNG.standard_normal((8, 3, 3, 3), np.float32)},
+        ),
+    ],
+    ids=["operands", "opset 9", "functions", "names"],
+)
+def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
+    imported = import_onnx(model)
+    inputs = random_inputs(model)
+    expected = run_plainly(model, inputs)
+    machine = relax.VirtualMachine(tvm.compile(imported.mod, "llvm"), tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(inputs[i.name]) for i in imported.inputs))
+    outputs = [result] if len(imported.outputs) == 1 else list(result)
+    for actual, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(actual.numpy(), wanted, rtol=1e-5, atol=1e-5)

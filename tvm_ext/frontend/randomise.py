@@ -27,6 +27,7 @@ PARAMETERS = {
     "Mul": {0: "scale", 1: "scale"},
     "Add": {0: "bias", 1: "bias"},
 }
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "BatchNormalization", "Mul", "Add")
 RESHAPING = ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 Moments = tuple[float, float]
@@ -49,8 +50,10 @@ FIXED: dict[str, Moments] = {
 def randomise(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     """A copy of `model` whose constant weights are random; the same for the same `seed`.
 
-    A weight is replaced if `ConstantOfShape` makes it or all its elements are equal; weights with
-    values of their own are kept, as is everything that is no parameter listed in PARAMETERS.
+    A weight is replaced if `ConstantOfShape` makes it or all its elements are equal. In a model
+    that has such a weight all parameters of LAYERS are replaced: statistics and biases that fitted
+    the lost weights would drown the signal of new ones. What else has values of its own is kept,
+    as is a model that has no such weight.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -155,11 +158,21 @@ def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
 
 
 def _blanks(graph: onnx.GraphProto) -> dict[str, tuple[str, tuple[int, ...], np.dtype]]:
-    """Floating-point constants that hold one value only, reshaped or not.
+    """Floating-point constants to be replaced, reshaped or not.
 
     By the name an operator reads: the name, shape and type of the constant behind it.
     """
     initialisers = {tensor.name: tensor for tensor in graph.initializer}
+    layers = {
+        name
+        for node in graph.node
+        if node.op_type in LAYERS
+        for place, name in enumerate(node.input)
+        if place in PARAMETERS[node.op_type]
+    }
+    for node in reversed(graph.node):
+        if node.op_type in RESHAPING and node.output[0] in layers:
+            layers.add(node.input[0])
     blanks: dict[str, tuple[str, tuple[int, ...], np.dtype]] = {}
 
     def add(name: str, shape: tuple[int, ...], data_type: int) -> None:
@@ -167,8 +180,9 @@ def _blanks(graph: onnx.GraphProto) -> dict[str, tuple[str, tuple[int, ...], np.
         if prod(shape) > 1 and np.issubdtype(dtype, np.floating):
             blanks[name] = (name, shape, dtype)
 
+    made = any(node.op_type == "ConstantOfShape" for node in graph.node)
     for tensor in graph.initializer:
-        if _has_one_value(tensor):
+        if _has_one_value(tensor) or (made and tensor.name in layers):
             add(tensor.name, tuple(tensor.dims), tensor.data_type)
     for node in graph.node:
         if node.op_type == "ConstantOfShape" and node.input[0] in initialisers:

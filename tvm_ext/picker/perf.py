@@ -21,6 +21,8 @@ from tvm_ext.tile.nest import Nest
 from tvm_ext.tile.plan import TilePlan
 
 LOADS_PER_CYCLE = 2.0
+LATENCY_SLACK = 1
+"""Cycles by which a chain of dependent multiply-adds exceeds their latency in practice."""
 TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
@@ -67,7 +69,7 @@ def register_cycles(
         loads += prod(touched(access, tile, shape)) / (lanes if vectors_wide else 1)
     issue = points * flops / 2 / hw.fma_per_cycle
     fetch = loads / LOADS_PER_CYCLE
-    chain = steps * hw.fma_latency_cycles if node.kind == "reduce" else 0.0
+    chain = steps * (hw.fma_latency_cycles + LATENCY_SLACK) if node.kind == "reduce" else 0.0
     spill = (
         max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
     )

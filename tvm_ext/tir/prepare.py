@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tir.read import read_schedule
-from tvm_ext.tvm_api import PrimFunc, SBlockRV, Schedule, ScheduleError, schedule_of
+from tvm_ext.tvm_api import PrimFunc, SBlockRV, Schedule, ScheduleError, schedule_of, with_narrow_indices
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
 
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     """The prepared function; None if it has no blocks this room understands."""
+    func = with_narrow_indices(func)
     schedule = schedule_of(func)
     graph = read_schedule(schedule, func, signature)
     if graph is None:

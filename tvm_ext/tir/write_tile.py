@@ -40,6 +40,11 @@ def check_tiles(node: TileNode, core: Tile, register: Tile, plan: TilePlan) -> N
     cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
     if len(cut) > 1 and any(cut):
         raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
+    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
+        if axis.kind == "space" and axis.extent % c % r:
+            raise PlanError(
+                "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
+            )
     if sorted(plan.order) != list(range(len(node.axes))):
         raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
     if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.graph.channels_last import ChannelsLast
-from tvm_ext.graph.fold import FoldLayout
+from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.normalise import Normalise
@@ -26,6 +26,7 @@ from tvm_ext.tvm_api import PASS_CONFIG, IRModule, PrimFunc, Target, is_schedule
 __all__ = [
     "PASS_CONFIG",
     "ChannelsLast",
+    "FoldIndices",
     "FoldLayout",
     "Fuse",
     "Legalise",
@@ -48,6 +49,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware),
+        FoldIndices(),
         Fuse(),
     ]
 

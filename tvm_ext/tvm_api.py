@@ -68,14 +68,18 @@ def with_narrow_indices(func: PrimFunc) -> PrimFunc:
     Relax makes 64-bit indices. With them TVM's loop partitioning leaves predicates in main loops
     (half the speed), and its index simplification misses neighbours.
     """
+    wide = False
     for parameter in func.params:
         size = 1
         for extent in getattr(parameter, "shape", ()):
             if not isinstance(extent, tirx.IntImm):
                 return func
+            wide = wide or str(extent.ty.dtype) == "int64"
             size *= int(extent)
         if size >= 2**31:
             return func
+    if not wide:
+        return func
     try:
         narrow = tirx.transform.ForceNarrowIndexToInt32()
         return narrow(IRModule({"main": func}))["main"]

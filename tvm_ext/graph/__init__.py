@@ -4,6 +4,7 @@ In the order the pipeline runs them:
   normalise      dataflow blocks, inference operators, no dead code
   channels_last  convolutions and what follows them from NCHW to NHWC
   legalise       operators to tensor programs, weights packed in numpy
+  fold           constants worked out in numpy: layouts, shape arithmetic
   fuse           tensor programs to groups
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.

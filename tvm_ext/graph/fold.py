@@ -1,6 +1,7 @@
-"""`FoldLayout`: data movement of constants done in numpy, once, at compile time.
+"""Constants worked out at compile time, in numpy.
 
-    permute_dims(const), reshape(const), expand_dims(const), …   →   const
+    FoldLayout       permute_dims(const), reshape(const), expand_dims(const), …   →   const
+    FoldIndices      call_tir(f, const, const), small                             →   const
 
 TVM's FoldConstant compiles and runs one kernel for each folded call, 28 ms each.
 """
@@ -13,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.tir import Reference
 from tvm_ext.tvm_api import IRModule, constant_array, relax, tvm
 
+LARGEST_INDEX_TENSOR = 4096
+"""Elements up to which a lowered call of constants is evaluated: shape arithmetic, index tables."""
 LARGEST_GROWTH = 4
 """A broadcast that makes a constant more than this much larger stays an operator."""
 
@@ -60,6 +64,18 @@ FOLDS: dict[str, Callable[[np.ndarray, Any], np.ndarray | None]] = {
 }
 
 
+def constant(array: np.ndarray) -> Any:
+    """The array as a Relax constant of its own type and rank."""
+    return relax.const(np.array(array, order="C"), str(array.dtype))
+
+
+def _array(mutator: relax.PyExprMutator, expr: Any) -> np.ndarray | None:
+    """The constant an expression is, or is bound to; None if it is neither."""
+    bound = mutator.lookup_binding(expr) if isinstance(expr, tvm.ir.Var) else None
+    array: np.ndarray | None = constant_array(expr if bound is None else bound)
+    return array
+
+
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
     """Replaces foldable calls by constants."""
@@ -67,13 +83,11 @@ class _Folder(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         fold = FOLDS.get(str(getattr(call.op, "name", "")))
-        source = call.args[0] if len(call.args) else None
-        bound = self.lookup_binding(source) if isinstance(source, tvm.ir.Var) else None
-        array = constant_array(source if bound is None else bound)
+        array = _array(self, call.args[0]) if len(call.args) else None
         if fold is None or array is None:
             return call
         folded = fold(array, call)
-        return call if folded is None else relax.const(np.ascontiguousarray(folded))
+        return call if folded is None else constant(folded)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldLayout")
@@ -88,3 +102,44 @@ class FoldLayout:
             if isinstance(function, relax.Function):
                 folder.builder_.update_func(variable, folder.visit_expr(function))
         return relax.transform.DeadCodeElimination()(folder.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _Evaluator(relax.PyExprMutator):
+    """Replaces small lowered calls of constants by their value."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._mod = mod
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        if str(getattr(call.op, "name", "")) != "relax.call_tir":
+            return call
+        shape = _shape_of(call) if isinstance(call.ty, relax.TensorType) else None
+        if shape is None or np.prod(shape) > LARGEST_INDEX_TENSOR:
+            return call
+        fields = call.args[1].fields
+        arrays = [array for field in fields if (array := _array(self, field)) is not None]
+        if len(arrays) < len(fields):
+            return call
+        reference = Reference.of(self._mod[call.args[0]])
+        if reference is None or len(reference.outputs) != 1:
+            return call
+        count = int(np.prod(shape))
+        values = reference.points(arrays, 0, np.arange(count)).values
+        return constant(values.reshape(shape))
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldIndices")
+@dataclass(frozen=True)
+class FoldIndices:
+    """Evaluates small lowered calls whose arguments are constants: what shape arithmetic leaves."""
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module with their values in place of the calls."""
+        evaluator = _Evaluator(mod)
+        for variable, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                evaluator.builder_.update_func(variable, evaluator.visit_expr(function))
+        return relax.transform.DeadCodeElimination()(evaluator.builder_.get())

@@ -66,7 +66,8 @@ def register_cycles(
             tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in node.space
         )
         # an element that several unrolled iterations read is loaded once (a sliding window)
-        loads += prod(touched(access, tile, shape)) / (lanes if vectors_wide else 1)
+        elements = min(prod(touched(access, tile, shape)), tile.points)
+        loads += elements / (lanes if vectors_wide else 1)
     issue = points * flops / 2 / hw.fma_per_cycle
     fetch = loads / LOADS_PER_CYCLE
     chain = steps * (hw.fma_latency_cycles + LATENCY_SLACK) if node.kind == "reduce" else 0.0

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tir.read import read_schedule
-from tvm_ext.tvm_api import PrimFunc, SBlockRV, Schedule, ScheduleError, schedule_of, with_narrow_indices
+from tvm_ext.tvm_api import (
+    PrimFunc,
+    SBlockRV,
+    Schedule,
+    ScheduleError,
+    schedule_of,
+    with_narrow_indices,
+)
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,15 @@ def check_plan(prepared: Prepared, plan: TilePlan) -> None:
     for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
         if not 0 <= stage < count:
             raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
-    rank = len(prepared.graph.nodes[plan.anchor].axes)
+    axes = prepared.graph.nodes[plan.anchor].axes
     tiles = {entry.level: entry.tile for entry in plan.tiles}
     for level in LEVELS[plan.rule]:
         if level not in tiles:
             raise PlanError("level", f"plan: rule {plan.rule} needs a tile at {level}")
-        if len(tiles[level].extents) != rank:
+        if not tiles[level].fits(axes):
+            extents = tuple(axis.extent for axis in axes)
             raise PlanError(
-                "extent", f"plan: {level} tile {tiles[level].extents}, its stage has {rank} axes"
+                "extent", f"plan: {level} tile {tiles[level].extents} in a stage of {extents}"
             )
 
 

@@ -56,7 +56,9 @@ def assert_same_numbers(mod):
     inputs = [RNG.standard_normal(shape).astype("float32") for shape in shapes]
     for ours, reference in zip(run(converted, inputs), run(mod, inputs), strict=True):
         assert ours.shape == reference.shape
-        np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
+        # a sum of terms of size one that nearly cancels is still rounded like its terms
+        atol = max(1e-5 * np.abs(reference).max(), 1e-7)
+        np.testing.assert_allclose(ours, reference, rtol=0, atol=atol)
 
 
 X4 = (2, 6, 9, 7)

@@ -183,3 +183,14 @@ def test_working_sets_miss_the_level_inside_and_fit_their_own() -> None:
         assert inner_bytes < alone <= level.size_bytes, level
         assert each <= alone, level
         inner_bytes = level.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "found"),
+    [(8.0, 2.0, 4), (8.0, 1e-9, 5), (8.0, 0.0, 5), (1e-9, 2.0, 5), (31.0, 2.0, 16)],
+)
+def test_a_timing_gone_wrong_is_not_believed(
+    numerator: float, denominator: float, found: int
+) -> None:
+    """65255 cycles of latency were once read on a busy machine."""
+    assert probe._plausible(numerator, denominator, 2, 16, 5) == found

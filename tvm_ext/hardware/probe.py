@@ -94,13 +94,24 @@ def measure(model: HardwareModel) -> HardwareModel:
     )
     return msgspec.structs.replace(
         model,
-        fma_latency_cycles=max(1, round(best["latency"] / cycle)),
-        fma_per_cycle=max(1, round(bench.chains * cycle / best["float32 alone"])),
+        fma_latency_cycles=_plausible(best["latency"], cycle, 2, 16, model.fma_latency_cycles),
+        fma_per_cycle=_plausible(
+            bench.chains * cycle, best["float32 alone"], 1, 8, model.fma_per_cycle
+        ),
         peak_gflops=peaks,
         levels=(register, *_falling(measured)),
         launch_us=launch,
         barrier_us=barrier,
     )
+
+
+def _plausible(numerator: float, denominator: float, low: int, high: int, expected: int) -> int:
+    """The rounded ratio if a processor can have it; else what is expected of this one.
+
+    On a busy machine a single timing can be off by orders of magnitude, and plans would follow it.
+    """
+    ratio = round(numerator / denominator) if denominator > 0 else 0
+    return ratio if low <= ratio <= high else expected
 
 
 class _Bench:

@@ -22,7 +22,7 @@ demo: $(STAMP)  ## Compile and tune ResNet-50, check it, time it beside ONNX Run
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## Run all tests
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n auto --dist loadfile
 
 check: $(STAMP)  ## Lint, types and the tests that need no TVM (seconds)
 	$(BIN)/ruff check .

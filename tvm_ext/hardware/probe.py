@@ -23,6 +23,8 @@ from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 VERSION = 1
 """Changes when the same machine would be measured differently."""
 
+_TRUST = 16.0
+"""A reading further than this from the catalog's figure is a machine too busy to be read."""
 # Passes lie apart in time, so that what disturbs one of them spares another.
 _PASSES = 3
 _BUDGET_S = 0.012
@@ -79,7 +81,8 @@ def measure(model: HardwareModel) -> HardwareModel:
     )
     cycle = best["clock"] / _CLOCK_STEPS
     peaks = {
-        dtype: operations / best[dtype] / 1e9 for dtype, operations in bench.operations.items()
+        dtype: _near(operations / best[dtype] / 1e9, model.peak_gflops.get(dtype, 0.0))
+        for dtype, operations in bench.operations.items()
     }
     register = msgspec.structs.replace(
         model.level("register"), gbps=catalog.register_gbps(peaks["float32"])
@@ -87,8 +90,13 @@ def measure(model: HardwareModel) -> HardwareModel:
     measured = (
         msgspec.structs.replace(
             level,
-            gbps=bench.bytes[f"{level.name} alone"] / best[f"{level.name} alone"] / 1e9,
-            total_gbps=bench.bytes[f"{level.name} total"] / best[f"{level.name} total"] / 1e9,
+            gbps=_near(
+                bench.bytes[f"{level.name} alone"] / best[f"{level.name} alone"] / 1e9, level.gbps
+            ),
+            total_gbps=_near(
+                bench.bytes[f"{level.name} total"] / best[f"{level.name} total"] / 1e9,
+                level.total_gbps or level.gbps * model.cores,
+            ),
         )
         for level in model.levels[1:]
     )
@@ -100,8 +108,8 @@ def measure(model: HardwareModel) -> HardwareModel:
         ),
         peak_gflops=peaks,
         levels=(register, *_falling(measured)),
-        launch_us=launch,
-        barrier_us=barrier,
+        launch_us=_near(launch, model.launch_us),
+        barrier_us=_near(barrier, model.barrier_us),
     )
 
 
@@ -112,6 +120,12 @@ def _plausible(numerator: float, denominator: float, low: int, high: int, expect
     """
     ratio = round(numerator / denominator) if denominator > 0 else 0
     return ratio if low <= ratio <= high else expected
+
+
+def _near(measured: float, expected: float) -> float:
+    """The measured figure, if it is within a factor of `_TRUST` of what the catalog expects."""
+    believable = expected / _TRUST <= measured <= expected * _TRUST
+    return measured if believable or expected <= 0 else expected
 
 
 class _Bench:

@@ -11,6 +11,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="tvm_ext_tests_")
 
 # Before anything is imported: TVM reads its thread count once, when its pool starts.
 os.environ["TVM_EXT_PROBE"] = "0"
+os.environ["TVM_EXT_STRICT"] = "1"
 os.environ["TVM_EXT_CACHE"] = CACHE.name
 os.environ["TVM_NUM_THREADS"] = "2"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 
 LEVELS = {
-    0: {"errors", "flags", "tvm_api"},
+    0: {"errors", "flags", "shield", "tvm_api"},
     1: {"tile", "hardware"},
     2: {"records", "tir", "frontend", "compute"},
     3: {"picker", "search", "measure", "graph", "report"},

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import tvm_ext
+from tvm_ext import flags
 from tvm_ext.errors import LogError, ModelError, TargetError
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -23,7 +24,8 @@ from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
 from tvm_ext.runtime.artifact import load_artifact, with_manifest
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
-from tvm_ext.tvm_api import PASS_CONFIG, IRModule, Target, tirx, tvm, tvm_version
+from tvm_ext.shield import first_line, shield
+from tvm_ext.tvm_api import PASS_CONFIG, IRModule, Target, relax, tirx, tvm, tvm_version
 from tvm_ext.verify import check, has_reference
 
 Shapes = Mapping[str, Sequence[int]]
@@ -75,8 +77,13 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
         inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
         outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
+    left_out: list[str] = []
     with Target(hardware.target):
-        mod = tvm.transform.Sequential(graph_passes(hardware))(mod)
+        for step in graph_passes(hardware):
+            with shield(f"pass {step.info.name} left out", left_out):
+                mod = step(mod)
+        mod = relax.transform.LegalizeOps()(mod)  # what a pass that was left out did not lower
+    notes = (*notes, *left_out)
     return Lowered(mod, hardware, tasks_of(mod), name, inputs, outputs, notes)
 
 
@@ -178,10 +185,14 @@ def assemble(
         say(f"building {len(planned)} kernels")
         try:
             executable, manifest = build(lowered, planned, notes)
-        except Exception:
+        except Exception as error:
             failing = find_failing(lowered, planned)
-            if not failing:
+            if not failing and flags.strict():
                 raise
+            if not failing:
+                raise ModelError(
+                    f"model {lowered.name}: TVM cannot build it: {first_line(error)}"
+                ) from error
         else:
             say("verifying" if checked else "ready")
             failing = verify_kernels(executable, planned) if checked else {}
@@ -266,7 +277,10 @@ def verify_kernels(executable: Any, planned: dict[str, Planned]) -> dict[str, st
     for name, entry in planned.items():
         key = (entry.task.signature, entry.tir_hash)
         if key not in verdicts:
-            verdicts[key] = check(entry, library.get_function(name, True))
+            found: list[str] = []
+            with shield("the check itself", found):
+                verdicts[key] = check(entry, library.get_function(name, True))
+            verdicts.setdefault(key, "".join(found))
         if verdicts[key]:
             wrong[name] = f"wrong: {verdicts[key]}"
     return wrong

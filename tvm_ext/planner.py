@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tvm_ext.errors import PlanError
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, predict, roof
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Group
+from tvm_ext.shield import shield
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
@@ -98,34 +97,35 @@ def hash_text(text: str) -> str:
 def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
     """The task of an unscheduled function."""
     mark = signature(func)
-    prepared = prepare(func, mark)
-    return Task(func, prepared.graph if prepared else None, mark, name, calls)
+    graph: TileGraph | None = None
+    with shield("reading", []):
+        prepared = prepare(func, mark)
+        graph = prepared.graph if prepared else None
+    return Task(func, graph, mark, name, calls)
 
 
-def options(task: Task, hardware: HardwareModel, database: Database | None) -> Iterator[Option]:
+def options(
+    task: Task, hardware: HardwareModel, database: Database | None, reasons: list[str]
+) -> list[Option]:
     """Ways to run the task, best first: record, picker, loose, untouched."""
-    if database is not None:
+    found: list[Option] = []
+    graph = task.graph
+    if database is not None and graph is not None:
         record = database.best(task.signature, hardware.fingerprint())
         if record is not None:
-            model = predict(task.graph, record.plan, hardware) if task.graph else None
-            yield Option(
-                "log",
-                record.plan,
-                model.bound if model else "",
-                model.latency_us if model else 0.0,
-                record.best_us,
-            )
-    if task.graph is not None:
-        for candidate in pick(task.graph, hardware, PICKED):
-            yield Option(
-                "picker",
-                candidate.plan,
-                candidate.estimate.bound,
-                candidate.estimate.latency_us,
-            )
-        loose, model = loose_plan(hardware), roof(task.graph, hardware)
-        yield Option("loose", loose, model.bound, model.latency_us)
-    yield Option("none", None)
+            with shield("log plan", reasons):
+                model = predict(graph, record.plan, hardware)
+                found.append(
+                    Option("log", record.plan, model.bound, model.latency_us, record.best_us)
+                )
+    if graph is not None:
+        with shield("picker", reasons):
+            for candidate in pick(graph, hardware, PICKED):
+                guess = candidate.estimate
+                found.append(Option("picker", candidate.plan, guess.bound, guess.latency_us))
+        limit = roof(graph, hardware)
+        found.append(Option("loose", loose_plan(hardware), limit.bound, limit.latency_us))
+    return [*found, Option("none", None)]
 
 
 def loose_plan(hardware: HardwareModel) -> TilePlan:
@@ -140,26 +140,23 @@ def loose_plan(hardware: HardwareModel) -> TilePlan:
     )
 
 
-def choose(task: Task, rest: list[Option], reasons: list[str] | None = None) -> Planned:
+def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
     """The first option that can be written; why others could not be is kept."""
-    reasons = [] if reasons is None else reasons
     for place, option in enumerate(rest):
         if option.plan is None:
             if task.graph is None:
                 reasons.append("structure: no blocks with static extents")
             return Planned(task, task.func, option, [], reasons)
-        try:
+        with shield(f"{option.source} plan", reasons):
             func = write(task.func, option.plan)
-        except PlanError as error:
-            reasons.append(f"{option.source} plan, {error.reason}: {error}")
-            continue
-        return Planned(task, func, option, rest[place + 1 :], reasons)
+            return Planned(task, func, option, rest[place + 1 :], reasons)
     raise AssertionError("the list of options ends with the untouched function")
 
 
 def plan_task(task: Task, hardware: HardwareModel, database: Database | None = None) -> Planned:
     """The kernel for a task."""
-    return choose(task, list(options(task, hardware, database)))
+    reasons: list[str] = []
+    return choose(task, options(task, hardware, database, reasons), reasons)
 
 
 def next_option(planned: Planned, reason: str) -> Planned:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tvm
 from tiny import tiny_model
 
 import tvm_ext
@@ -44,6 +45,17 @@ def log(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("log")
     tvm_ext.tune(str(model), trials=14, log=path)
     return path
+
+
+PASSES = flow.graph_passes
+
+
+@tvm.transform.module_pass(opt_level=0, name="Broken")
+class Broken:
+    """A pass with a bug."""
+
+    def transform_module(self, mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        raise IndexError("off by one")
 
 
 def reference(model: Path) -> list[np.ndarray]:
@@ -146,8 +158,6 @@ def test_a_relax_module_compiles(model: Path, compiled: Compiled) -> None:
 
 
 def test_a_module_without_main() -> None:
-    import tvm
-
     with pytest.raises(ModelError, match="no function main"):
         tvm_ext.compile(tvm.IRModule())
 
@@ -290,3 +300,32 @@ def test_ctrl_c_compiles_the_best_so_far(model: Path, tmp_path: Path) -> None:
     assert any("interrupted" in note for note in tuned.manifest.notes)
     assert "log" in {group.source for group in tuned.manifest.groups}
     assert_close(tuned(X), reference(model))
+
+
+def test_a_failure_of_our_own_is_a_report_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass or a picker that fails is left out of a user's compile, and the report says so."""
+    from tvm_ext import planner
+
+    def broken(*_: object, **__: object) -> None:
+        raise IndexError("off by one")
+
+    monkeypatch.setenv("TVM_EXT_STRICT", "0")
+    monkeypatch.setattr(planner, "pick", broken)
+    monkeypatch.setattr(flow, "graph_passes", lambda hardware: [Broken(), *PASSES(hardware)])
+    compiled = tvm_ext.compile(str(model))
+    assert any(
+        "Broken left out" in note and "IndexError" in note for note in compiled.manifest.notes
+    )
+    assert {group.source for group in compiled.manifest.groups} == {"loose"}
+    assert all("off by one" in group.fallback[0] for group in compiled.manifest.groups)
+    assert_close(compiled(X), reference(model))
+
+
+def test_a_failure_of_our_own_propagates_in_tests(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "graph_passes", lambda hardware: [Broken()])
+    with pytest.raises(IndexError, match="off by one"):
+        tvm_ext.compile(str(model))

@@ -18,14 +18,15 @@ import numpy as np
 from tvm_ext.compute import maths
 from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
-from tvm_ext.compute.norm import normalise, reduction, softmax
+from tvm_ext.compute.norm import reduction, softmax
+from tvm_ext.graph.legalise_norm import FUSES_PROLOGUE, NORMS, ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import IRModule, constant_array, default_legalise, relax, te, tirx, topi, tvm
 
-Rule = Callable[[Any, Any, "Legalise"], Any]
+Rule = Callable[[Any, Any, Any], Any]
+"""Called with the block builder, the call and the `Legalise` pass."""
 
 FUSES_EPILOGUE = {"op_pattern": 4}
-FUSES_PROLOGUE = {"op_pattern": 3}
 _LAYOUTS = {
     "relax.nn.conv1d": ("NWC", "OWI"),
     "relax.nn.conv2d": ("NHWC", "OHWI"),
@@ -63,27 +64,12 @@ class Legalise:
         return self.hardware.lanes(4)
 
 
-def _shape(expr: Any) -> tuple[int, ...] | None:
-    """The static shape of a float32 expression; None if it has none."""
-    ty = expr.ty
-    if str(ty.dtype) != "float32" or ty.shape is None:
-        return None
-    extents = list(ty.shape)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    return tuple(int(extent) for extent in extents)
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
 def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
     """Channels-last convolution by a constant; None for other layouts and weights."""
     attrs = call.attrs
     data_layout, kernel_layout = _LAYOUTS[str(call.op.name)]
     weight = constant_array(call.args[1])
-    shape = _shape(call.args[0])
+    shape = static_shape(call.args[0])
     if weight is None or shape is None or weight.dtype != np.float32:
         return None
     if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
@@ -91,13 +77,13 @@ def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
     if str(attrs.out_layout) not in ("", data_layout):
         return None
     rank = len(shape) - 2
-    padding = _ints(attrs.padding)
+    padding = ints(attrs.padding)
     geometry = ConvGeometry(
         kernel=weight.shape[1:-1],
-        strides=_ints(attrs.strides),
+        strides=ints(attrs.strides),
         pad_before=padding[:rank],
         pad_after=padding[rank:],
-        dilation=_ints(attrs.dilation),
+        dilation=ints(attrs.dilation),
         groups=int(attrs.groups),
         in_channels=shape[-1],
         out_channels=weight.shape[0],
@@ -125,7 +111,7 @@ def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     """Product with a constant matrix on the right, or of two tensors with equal batch axes."""
     weight = constant_array(call.args[1])
-    shape = _shape(call.args[0])
+    shape = static_shape(call.args[0])
     if shape is None or len(shape) < 2:
         return None
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
@@ -140,7 +126,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
 
 
 def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
-    left, right = _shape(call.args[0]), _shape(call.args[1])
+    left, right = static_shape(call.args[0]), static_shape(call.args[1])
     if left is None or right is None or len(right) < 2 or right[-1] == 1:
         return None
     return builder.call_te(
@@ -153,7 +139,7 @@ def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     """Softmax and log-softmax with vector exponentials."""
-    shape = _shape(call.args[0])
+    shape = static_shape(call.args[0])
     if shape is None or not shape:
         return None
     axis = int(call.attrs.axis) % len(shape)
@@ -166,102 +152,13 @@ def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
-def legalise_layer_norm(builder: Any, call: Any, options: Legalise) -> Any:
-    """Layer normalisation over trailing or any axes, with scale and shift."""
-    shape = _shape(call.args[0])
-    if shape is None:
-        return None
-    axes = sorted(axis % len(shape) for axis in _ints(call.attrs.axes))
-    epsilon = float(call.attrs.epsilon)
-
-    def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        def scale(at: Any, value: Any) -> Any:
-            inner = tuple(at[axis] for axis in axes)
-            return value * gamma[inner] + beta[inner]
-
-        return normalise(x, axes, epsilon, scale, options.lanes)
-
-    return builder.call_te(
-        layer_norm, *call.args, primfunc_name_hint="layer_norm", primfunc_attrs=FUSES_PROLOGUE
-    )
-
-
-def legalise_rms_norm(builder: Any, call: Any, options: Legalise) -> Any:
-    """Root-mean-square normalisation with scale."""
-    shape = _shape(call.args[0])
-    if shape is None:
-        return None
-    axes = sorted(axis % len(shape) for axis in _ints(call.attrs.axes))
-    epsilon = float(call.attrs.epsilon)
-
-    def rms_norm(x: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        def scale(at: Any, value: Any) -> Any:
-            return value * weight[tuple(at[axis] for axis in axes)]
-
-        return normalise(x, axes, epsilon, scale, options.lanes, centre=False)
-
-    return builder.call_te(
-        rms_norm, *call.args, primfunc_name_hint="rms_norm", primfunc_attrs=FUSES_PROLOGUE
-    )
-
-
-def legalise_instance_norm(builder: Any, call: Any, options: Legalise) -> Any:
-    """Instance normalisation: statistics over `axes`, scale and shift per channel."""
-    shape = _shape(call.args[0])
-    if shape is None:
-        return None
-    axes = sorted(axis % len(shape) for axis in _ints(call.attrs.axes))
-    channel = int(call.attrs.channel_axis) % len(shape)
-    epsilon = float(call.attrs.epsilon)
-
-    def instance_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        def scale(at: Any, value: Any) -> Any:
-            return value * gamma[at[channel]] + beta[at[channel]]
-
-        return normalise(x, axes, epsilon, scale, options.lanes)
-
-    return builder.call_te(
-        instance_norm, *call.args, primfunc_name_hint="instance_norm", primfunc_attrs=FUSES_PROLOGUE
-    )
-
-
-def legalise_group_norm(builder: Any, call: Any, options: Legalise) -> Any:
-    """Group normalisation: the channel axis taken apart into groups, normalised, put together."""
-    shape = _shape(call.args[0])
-    if shape is None:
-        return None
-    attrs = call.attrs
-    channel = int(attrs.channel_axis) % len(shape)
-    groups, epsilon = int(attrs.num_groups), float(attrs.epsilon)
-    split = (*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :])
-    axes = [axis % len(shape) for axis in _ints(attrs.axes)]
-    inner = sorted([channel + 1, *(axis + (axis > channel) for axis in axes)])
-
-    def group_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        def scale(at: Any, value: Any) -> Any:
-            place = at[channel] * split[channel + 1] + at[channel + 1]
-            return value * gamma[place] + beta[place]
-
-        return normalise(x, inner, epsilon, scale, options.lanes)
-
-    apart = builder.emit_te(topi.reshape, call.args[0], split)
-    normal = builder.call_te(
-        group_norm,
-        apart,
-        *call.args[1:],
-        primfunc_name_hint="group_norm",
-        primfunc_attrs=FUSES_PROLOGUE,
-    )
-    return builder.call_te(topi.reshape, builder.emit(normal), shape)
-
-
 def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     """Sum, mean, max and min."""
-    shape = _shape(call.args[0])
+    shape = static_shape(call.args[0])
     if not shape:
         return None
     given = call.attrs.axis
-    axes = sorted(axis % len(shape) for axis in (_ints(given) if given else range(len(shape))))
+    axes = sorted(axis % len(shape) for axis in (ints(given) if given else range(len(shape))))
     how = str(call.op.name).rsplit(".", 1)[-1]
     keepdims = bool(call.attrs.keepdims)
     return builder.call_te(
@@ -273,7 +170,7 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_power(builder: Any, call: Any, options: Legalise) -> Any:
     """Power by one constant; None for any other exponent."""
-    exponent, shape = constant_array(call.args[1]), _shape(call.args[0])
+    exponent, shape = constant_array(call.args[1]), static_shape(call.args[0])
     if shape is None or exponent is None or exponent.size != 1 or exponent.ndim > len(shape):
         return None
     value = float(exponent.reshape(-1)[0])
@@ -284,7 +181,7 @@ def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
     """A rule for an elementwise operator."""
 
     def rule(builder: Any, call: Any, _: Legalise) -> Any:
-        if _shape(call.args[0]) is None:
+        if static_shape(call.args[0]) is None:
             return None
 
         def body(x: te.Tensor) -> te.Tensor:
@@ -311,10 +208,7 @@ def _gelu_tanh(x: Any) -> Any:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_LAYOUTS, legalise_conv),
     "relax.matmul": legalise_matmul,
-    "relax.nn.layer_norm": legalise_layer_norm,
-    "relax.nn.rms_norm": legalise_rms_norm,
-    "relax.nn.instance_norm": legalise_instance_norm,
-    "relax.nn.group_norm": legalise_group_norm,
+    **NORMS,
     **dict.fromkeys(("relax.sum", "relax.mean", "relax.max", "relax.min"), legalise_reduction),
 }
 MATHS: dict[str, Rule] = {

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm_ext import hardware as targets
     from tvm_ext import passes
+    from tvm_ext.check import check_model
     from tvm_ext.flow import compile, load, replay
     from tvm_ext.tuner import tune
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile", "load", "passes", "replay", "targets", "tune"]
+__all__ = ["__version__", "check_model", "compile", "load", "passes", "replay", "targets", "tune"]
 
 _WHERE = {
+    "check_model": ("tvm_ext.check", "check_model"),
     "compile": ("tvm_ext.flow", "compile"),
     "replay": ("tvm_ext.flow", "replay"),
     "load": ("tvm_ext.flow", "load"),

@@ -173,6 +173,29 @@ def note_lines(notes: Sequence[str]) -> list[str]:
     return [f"note: {note}" for note in notes]
 
 
+def add_reference(parser: argparse.ArgumentParser) -> None:
+    """The option for comparing the whole model."""
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="compare with onnx's reference evaluator where ONNX Runtime is not installed (slow)",
+    )
+
+
+def whole_model(compiled: Any, args: argparse.Namespace) -> tuple[str, dict[str, Any] | None]:
+    """Compares a verified model with another engine: a line to print, and the same as data."""
+    if not any(group.verified for group in compiled.manifest.groups):
+        return "checked   not compared with another engine", None
+    from tvm_ext.check import check_model
+
+    result = check_model(compiled, args.model, reference=args.reference)
+    if result is None:
+        hint = "install onnxruntime, or ask for --reference"
+        return f"checked   not compared with another engine: {hint}", None
+    line = f"checked   max|Δ|/max|y| {result.error:.1e} against {result.engine}"
+    return line, {"engine": result.engine, "error": result.error}
+
+
 def run_main(
     parser: Parser, work: Callable[[argparse.Namespace], Answer], argv: Sequence[str] | None
 ) -> int:

@@ -12,12 +12,14 @@ from tvm_ext.cli.common import (
     Parser,
     add_common,
     add_model,
+    add_reference,
     check_output,
     note_lines,
     run_main,
     shapes_of,
     status,
     text_style,
+    whole_model,
 )
 from tvm_ext.report.groups import groups_text, sources
 
@@ -36,8 +38,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--log", help="folder or .jsonl file of a tuning log to take plans from")
     parser.add_argument(
-        "--no-verify", action="store_true", help="do not check kernels against their references"
+        "--no-verify", action="store_true", help="check neither kernels nor the whole model"
     )
+    add_reference(parser)
     parser.add_argument("--report", action="store_true", help="print every kernel with its plan")
     add_common(parser)
     return parser
@@ -60,6 +63,8 @@ def work(args: argparse.Namespace) -> Answer:
             verify=not args.no_verify,
             notify=notify,
         )
+        notify("comparing")
+        checked, check = whole_model(compiled, args)
         notify("linking")
         compiled.save(output)
     manifest = compiled.manifest
@@ -72,6 +77,7 @@ def work(args: argparse.Namespace) -> Answer:
         "num_threads": manifest.num_threads,
         "kernels": sources(manifest),
         "verified": sum(group.verified for group in manifest.groups),
+        "check": check,
         "code_hash": manifest.code_hash,
         "notes": manifest.notes,
     }
@@ -80,6 +86,7 @@ def work(args: argparse.Namespace) -> Answer:
         f"compiled {args.model} in {data['seconds']:.1f} s, "
         f"for {manifest.hardware_name} ({manifest.hardware}), {manifest.num_threads} threads",
         f"kernels   {len(manifest.groups)}: {kernels}; {data['verified']} verified",
+        checked,
         *note_lines(manifest.notes),
         f"artifact  {output}",
     ]

@@ -16,6 +16,7 @@ from tvm_ext.cli.common import (
     Parser,
     add_common,
     add_model,
+    add_reference,
     check_output,
     duration_s,
     note_lines,
@@ -23,6 +24,7 @@ from tvm_ext.cli.common import (
     run_main,
     shapes_of,
     text_style,
+    whole_model,
 )
 from tvm_ext.cli.progress import Watcher
 from tvm_ext.errors import ArtifactError
@@ -62,6 +64,7 @@ def make_parser() -> Parser:
         "-o", "--output", metavar="model.so", help="artifact to write (the model's name, here)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the search and of test data (0)")
+    add_reference(parser)
     add_common(parser)
     return parser
 
@@ -85,6 +88,7 @@ def work(args: argparse.Namespace) -> Answer:
             num_threads=args.threads,
             watch=watcher,
         )
+    checked, check = whole_model(compiled, args)
     seconds = time.monotonic() - started
     manifest: Manifest = compiled.manifest
     command = replay_command(args, output, manifest)
@@ -109,10 +113,11 @@ def work(args: argparse.Namespace) -> Answer:
         "tasks": [line.to_dict() for line in watcher.lines],
         "failures": failures(watcher.lines),
         "hottest": msgspec.to_builtins(hottest) if hottest else None,
+        "check": check,
         "code_hash": manifest.code_hash,
         "notes": manifest.notes,
     }
-    return Answer(_text(data, watcher, hottest), data)
+    return Answer(_text(data, watcher, hottest, checked), data)
 
 
 def replay_command(args: argparse.Namespace, output: Path, manifest: Manifest) -> str:
@@ -136,7 +141,7 @@ def hottest_kernel(manifest: Manifest) -> Group | None:
     return max(planned, key=lambda group: group.calls * group_us(group), default=None)
 
 
-def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None) -> str:
+def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None, checked: str) -> str:
     kernels = ", ".join(f"{source} {count}" for source, count in data["kernels"].items())
     failed = ", ".join(f"{kind} {count}" for kind, count in data["failures"].items())
     blocks = []
@@ -147,6 +152,7 @@ def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None) -> str:
         f"for {data['hardware_name']} ({data['hardware']}), {data['num_threads']} threads",
         f"kernels   {kernels}",
         f"failures  {failed or 'none'}",
+        checked,
         *note_lines(data["notes"]),
         f"log       {data['log']}",
         f"artifact  {data['artifact']}",

@@ -1,0 +1,55 @@
+"""The whole model against another engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tiny import tiny_model
+
+import tvm_ext
+from tvm_ext import check
+from tvm_ext.errors import VerifyError
+from tvm_ext.runtime.executor import Compiled
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return tvm_ext.compile(tiny_model())
+
+
+def test_against_onnxruntime(compiled: Compiled, tmp_path: Path) -> None:
+    onnx.save(tiny_model(), str(tmp_path / "tiny.onnx"))
+    for model in (tiny_model(), str(tmp_path / "tiny.onnx"), tmp_path / "tiny.onnx"):
+        result = tvm_ext.check_model(compiled, model)
+        assert result is not None
+        assert result.engine == "ONNX Runtime"
+        assert 0 < result.error < 1e-5
+
+
+def test_without_onnxruntime(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "find_spec", lambda _: None)
+    assert tvm_ext.check_model(compiled, tiny_model()) is None
+    result = tvm_ext.check_model(compiled, tiny_model(), reference=True)
+    assert result is not None
+    assert "reference" in result.engine
+    assert result.error < 1e-5
+
+
+def test_another_model_is_told_apart(compiled: Compiled) -> None:
+    with pytest.raises(VerifyError, match="output 'probabilities': differs from ONNX Runtime"):
+        tvm_ext.check_model(compiled, tiny_model(seed=1))
+
+
+def test_distances() -> None:
+    y = np.array([1.0, -4.0, np.nan, np.inf], "float32")
+    assert check.distance(y, y) == 0.0
+    assert check.distance(y + np.float32(1), y) == 0.25
+    assert check.distance(np.zeros(4, "float32"), y) == float("inf")
+    assert check.distance(y[:2], y) == float("inf")
+    assert check.distance(np.zeros(0, "float32"), np.zeros(0, "float32")) == 0.0
+    assert check.distance(np.arange(3), np.arange(3)) == 0.0
+    assert check.distance(np.arange(3), np.zeros(3, int)) == float("inf")
+    assert check.distance(np.zeros(2, "float32"), np.zeros(2, "float32")) == 0.0

@@ -1,0 +1,138 @@
+"""`check_model`: the whole model against another engine, on random inputs.
+
+ONNX Runtime where it is installed (`pip install tvm_ext[verify]`), with its graph rewrites off: two
+engines that fold a batch norm alike would agree on a mistake. On request onnx's own reference
+evaluator, which needs nothing more but is slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_ext.errors import VerifyError
+from tvm_ext.measure.inputs import Argument, make_inputs
+from tvm_ext.runtime.executor import Compiled
+
+BOUND = 1e-4
+"""Largest difference over largest magnitude of a float32 output."""
+TIES = 1e-3
+"""Share of an integer output's elements that may differ: where rounding decides between equals."""
+
+
+class ModelCheck(msgspec.Struct, frozen=True):
+    """How far the model's outputs were from the other engine's: max|Δ| / max|y|, the worst one."""
+
+    engine: str
+    error: float
+
+
+def check_model(
+    compiled: Compiled, model: Any, *, reference: bool = False, seed: int = 0
+) -> ModelCheck | None:
+    """Compares all outputs on one random input; None if there is no engine to compare with.
+
+    model      the path or onnx.ModelProto that was compiled
+    reference  use onnx's reference evaluator where ONNX Runtime is not installed, or cannot run it
+
+    Raises VerifyError if an output is further off than BOUND.
+    """
+    arguments = tuple(Argument(i.shape, i.dtype, span=(0, 2)) for i in compiled.inputs)
+    arrays = make_inputs(arguments, seed)
+    feed = {info.name: array for info, array in zip(compiled.inputs, arrays, strict=True)}
+    engine, expected = "ONNX Runtime", None
+    if find_spec("onnxruntime"):
+        expected = _onnxruntime(model, feed)
+    if expected is None and reference:
+        engine, expected = "onnx's reference evaluator", _reference(model, feed)
+    if expected is None:
+        return None
+    worst = 0.0
+    for info, ours, theirs in zip(compiled.outputs, compiled(feed), expected, strict=True):
+        error = distance(ours, np.asarray(theirs))
+        worst = max(worst, error)
+        if not error <= BOUND:
+            raise VerifyError(
+                f"output {info.name!r}: differs from {engine} by {error:.2g} of its largest "
+                f"magnitude, the bound is {BOUND:g}; compile with --report and file the model"
+            )
+    return ModelCheck(engine, worst)
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """max|Δ| / max|y| over finite elements; infinite if the others or the shapes differ.
+
+    Of integers and booleans: 0, or infinite if more than a share TIES differ.
+    """
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if not ours.size:
+        return 0.0
+    if ours.dtype.kind not in "fc":
+        return 0.0 if np.mean(ours != theirs) <= TIES else float("inf")
+    y, e = ours.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(e)
+    if not np.array_equal(y[~finite], e[~finite], equal_nan=True):
+        return float("inf")
+    scale = np.abs(e[finite]).max(initial=0.0)
+    gap = np.abs(y[finite] - e[finite]).max(initial=0.0)
+    return float(gap / scale) if scale else float(gap)
+
+
+_SESSION = """
+import json, sys
+import numpy, onnxruntime
+model, given, results, names = sys.argv[1:]
+options = onnxruntime.SessionOptions()
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+options.log_severity_level = 3
+session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+arrays = numpy.load(given)
+feed = {name: arrays[f"arr_{place}"] for place, name in enumerate(json.loads(names))}
+numpy.savez(results, *session.run(None, feed))
+"""
+
+
+def _onnxruntime(model: Any, feed: dict[str, np.ndarray]) -> list[Any] | None:
+    """ONNX Runtime's outputs, from a process of its own; None if it cannot run the model.
+
+    Its threads must not live in this process: a forked child that exits would wait for them.
+    """
+    try:
+        return _in_session(model, feed)
+    except OSError:  # no room for the arrays on their way there and back
+        return None
+
+
+def _in_session(model: Any, feed: dict[str, np.ndarray]) -> list[Any] | None:
+    with tempfile.TemporaryDirectory(prefix="tvm_ext-check-") as name:
+        folder = Path(name)
+        path = folder / "model.onnx"
+        if isinstance(model, str | os.PathLike):
+            path = Path(model)
+        else:
+            path.write_bytes(model.SerializeToString())
+        np.savez(folder / "given.npz", *feed.values())
+        words = [path, folder / "given.npz", folder / "results.npz", json.dumps([*feed])]
+        command = [sys.executable, "-c", _SESSION, *map(str, words)]
+        if subprocess.run(command, capture_output=True).returncode:
+            return None
+        with np.load(folder / "results.npz") as saved:
+            return [saved[f"arr_{place}"] for place in range(len(saved.files))]
+
+
+def _reference(model: Any, feed: dict[str, np.ndarray]) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    source = os.fspath(model) if isinstance(model, str | os.PathLike) else model
+    found: list[Any] = ReferenceEvaluator(source).run(None, feed)
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, predict, roof
@@ -18,7 +19,7 @@ from tvm_ext.shield import shield
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
-from tvm_ext.tir import prepare, signature, write
+from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tvm_api import PrimFunc
 
 PICKED = 3
@@ -34,6 +35,11 @@ class Task:
     signature: str
     name: str
     calls: int = 1
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        """What the task should compute; None if it cannot be said in numpy."""
+        return Reference.of(self.func)
 
     @property
     def kind(self) -> str:
@@ -64,10 +70,10 @@ class Planned:
     reasons: list[str] = field(default_factory=list)
     verified: bool = False
 
-    @property
+    @cached_property
     def tir_hash(self) -> str:
-        """Twelve hex digits over the scheduled function's text."""
-        return hash_text(self.func.without_attr("global_symbol").script())
+        """`hash_func` of the kernel."""
+        return hash_func(self.func)
 
     def group(self) -> Group:
         """The report line."""
@@ -87,6 +93,11 @@ class Planned:
             verified=self.verified,
             fallback=tuple(self.reasons),
         )
+
+
+def hash_func(func: PrimFunc) -> str:
+    """Twelve hex digits over a scheduled function's text, its name apart."""
+    return hash_text(func.without_attr("global_symbol").script())
 
 
 def hash_text(text: str) -> str:

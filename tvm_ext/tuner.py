@@ -25,12 +25,12 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
 from tvm_ext.picker import pick, roof
-from tvm_ext.planner import Task, hash_text
+from tvm_ext.planner import Task, hash_func
 from tvm_ext.records import Database, Record, RecordFailure, TaskKey
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.search import neighbours
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir import Reference, write
+from tvm_ext.tir import write
 from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import PASS_CONFIG, PrimFunc, Target, tvm_version
 from tvm_ext.verify import arguments_of, point_count
@@ -235,8 +235,7 @@ class Tuner:
     def _job(self, task: Task, func: PrimFunc) -> Job:
         if task.signature not in self._checks:
             self._checks[task.signature] = tuple(reference_checks(task, self.seed))
-        reference = Reference.of(task.func)
-        written = len(reference.outputs) if reference else 1
+        written = len(task.reference.outputs) if task.reference else 1
         return Job(
             func=func,
             arguments=arguments_of(task.func, written),
@@ -248,8 +247,9 @@ class Tuner:
     def _outcome(self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome) -> Record:
         failure = outcome.failure
         error = RecordFailure(failure.kind, failure.message) if failure else None
-        text = hash_text(func.without_attr("global_symbol").script())
-        return self._record(task, plan, text, outcome.latency_us if not error else (), error)
+        return self._record(
+            task, plan, hash_func(func), outcome.latency_us if not error else (), error
+        )
 
     def _record(
         self,
@@ -283,7 +283,7 @@ class Tuner:
 
 def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:
     """Points of every output with their reference values; none if the task has no reference."""
-    reference = Reference.of(task.func)
+    reference = task.reference
     if reference is None:
         return
     inputs = make_inputs(arguments_of(task.func, len(reference.outputs)), seed)

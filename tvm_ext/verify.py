@@ -79,7 +79,7 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
 
     A function with no reference (opaque blocks, which we leave as TVM wrote them) passes.
     """
-    reference = Reference.of(planned.task.func)
+    reference = planned.task.reference
     if reference is None:
         return ""
     arguments = arguments_of(planned.task.func, len(reference.outputs))
@@ -113,4 +113,4 @@ def blank(shape: tuple[int, ...], dtype: str) -> Any:
 
 def has_reference(task: Task) -> bool:
     """Whether the task has a reference to be checked against."""
-    return Reference.of(task.func) is not None
+    return task.reference is not None

@@ -94,18 +94,12 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     [n, out.., groups, O/groups].
     """
     rank = len(geometry.kernel)
+    out = geometry.out_size([int(size) for size in x.shape[1 : rank + 1]])
     grouped = geometry.groups > 1 and not geometry.depthwise
     if any((*geometry.pad_before, *geometry.pad_after)):
         flat = (0,) * (len(x.shape) - rank - 1)
         before, after = (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat)
         x = topi.nn.pad(x, before, after, name="pad")
-    spatial = [int(size) for size in x.shape[1 : rank + 1]]
-    out = tuple(
-        (size - (k - 1) * d - 1) // s + 1
-        for size, k, d, s in zip(
-            spatial, geometry.kernel, geometry.dilation, geometry.strides, strict=True
-        )
-    )
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
     def position(at: Sequence[Any]) -> list[Any]:

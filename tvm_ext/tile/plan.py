@@ -24,7 +24,7 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `contract`, `rows`, `map` or `serial`
+    rule      which writer lowers it: `tile`, `rows`, `flat` or `loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
     order     axis numbers of the anchor, outermost loop first

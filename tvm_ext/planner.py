@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tvm_ext.hardware.model import HardwareModel
@@ -69,6 +69,8 @@ class Planned:
     rest: list[Option]
     reasons: list[str] = field(default_factory=list)
     verified: bool = False
+    disputed: bool = False
+    """Whether even the function as TVM wrote it differs from its reference."""
 
     @cached_property
     def tir_hash(self) -> str:
@@ -171,6 +173,9 @@ def plan_task(task: Task, hardware: HardwareModel, database: Database | None = N
 
 
 def next_option(planned: Planned, reason: str) -> Planned:
-    """The next kernel for a task whose present one failed for `reason`."""
+    """The next kernel for a task whose present one failed for `reason`; after the last option the
+    function as TVM wrote it stays, disputed."""
     note = f"{planned.option.source} plan, {reason}"
+    if not planned.rest:
+        return replace(planned, reasons=[*planned.reasons, note], disputed=True)
     return choose(planned.task, planned.rest, [*planned.reasons, note])

@@ -192,6 +192,24 @@ def test_a_wrong_kernel_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch
     assert_close(compiled(X), reference(model))
 
 
+def test_a_kernel_that_is_never_right_ends_the_options_not_the_compile(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last option the function stays as TVM wrote it, and counts as unverified."""
+    real = flow.check
+
+    def check(planned: flow.Planned, kernel: object) -> str:
+        return "disagrees" if "conv2d" in planned.task.kind else real(planned, kernel)
+
+    monkeypatch.setattr(flow, "check", check)
+    compiled = tvm_ext.compile(str(model))
+    disputed = [group for group in compiled.manifest.groups if not group.verified]
+    assert disputed
+    assert all(group.source == "none" and "conv2d" in group.kind for group in disputed)
+    assert all("disagrees" in group.fallback[-1] for group in disputed)
+    assert_close(compiled(X), reference(model))
+
+
 def test_a_plan_that_cannot_be_compiled_is_replaced(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

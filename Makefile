@@ -4,11 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_VENV := .venv-bench
+BENCH_BIN := $(BENCH_VENV)/bin
+BENCH_STAMP := $(BENCH_VENV)/.installed
+MODELS := bench_models
+QUICK := light_squeezenet light_shufflenet light_inception_v1 mobilenet_v2 resnet18
 
-.PHONY: help setup demo test check golden gpu bench size clean
+.PHONY: help setup demo test check golden gpu bench bench-quick bench-ops size clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: $(STAMP)  ## Make .venv with everything the tests and the demo need
 
@@ -36,12 +41,30 @@ golden: $(STAMP)  ## Refresh the pinned plans and log lines
 gpu: $(STAMP)  ## Checks that need a CUDA GPU; says so where there is none
 	$(BIN)/python -m pytest tests/gpu
 
-bench: $(STAMP)  ## Compare with ONNX Runtime on the models in bench_models/
-	$(BIN)/python benchmarks/compare.py bench_models/*.onnx
+# onnx2torch asks for torchvision, which it hardly uses: see benchmarks/torch_engine.py
+$(BENCH_STAMP): setup.py
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_BIN)/pip install --quiet --upgrade pip
+	$(BENCH_BIN)/pip install --quiet -e '.[bench]'
+	$(BENCH_BIN)/pip install --quiet --no-deps 'onnx2torch>=1.5.15'
+	touch $(BENCH_STAMP)
+
+bench: $(BENCH_STAMP)  ## Compare with ONNX Runtime, OpenVINO and torch.compile on whole models
+	$(BENCH_BIN)/python benchmarks/models.py --out $(MODELS) --missing
+	$(BENCH_BIN)/python benchmarks/compare.py $(MODELS)/*.onnx --json $(MODELS)/bench.json
+
+bench-quick: $(BENCH_STAMP)  ## The same on five small models, without torch, in under 3 minutes
+	$(BENCH_BIN)/python benchmarks/models.py --out $(MODELS) --missing $(QUICK)
+	$(BENCH_BIN)/python benchmarks/compare.py $(QUICK:%=$(MODELS)/%.onnx) --rounds 3 \
+	  --engines tvm_ext,onnxruntime,openvino --json $(MODELS)/bench-quick.json
+
+bench-ops: $(BENCH_STAMP)  ## Single operators: the picker beside the roofline and MetaSchedule (an hour or more)
+	mkdir -p $(MODELS)
+	$(BENCH_BIN)/python benchmarks/ops.py --json $(MODELS)/bench-ops.json $(ARGS)
 
 size:  ## Lines of code per room
 	@for room in tvm_ext tvm_ext/*/; do \
 	  printf '%6d  %s\n' "$$(cat $$room/*.py 2>/dev/null | wc -l)" "$$room"; done
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

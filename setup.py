@@ -6,6 +6,9 @@ from setuptools import find_packages, setup
 
 TUNE = ["xgboost>=2.0", "psutil", "cloudpickle", "tornado"]
 VERIFY = ["onnxruntime>=1.17"]
+BENCH = [*VERIFY, "openvino>=2026", "torch==2.13.0", "transformers>=4.50"]
+# nvcc, which makes cubins without a GPU. Unpinned, its parts resolve to releases that do not fit.
+CUDA = [f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "cuda-crt", "cuda-runtime", "nvvm")]
 TEST = [*VERIFY, "pytest>=8", "pytest-xdist", "hypothesis>=6", "ruff", "mypy"]
 
 setup(
@@ -32,5 +35,5 @@ setup(
         "filelock>=3.12",
         *TUNE,
     ],
-    extras_require={"verify": VERIFY, "test": TEST},
+    extras_require={"verify": VERIFY, "bench": BENCH, "cuda": CUDA, "test": TEST},
 )

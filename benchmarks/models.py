@@ -2,6 +2,7 @@
 
     python benchmarks/models.py --out bench_models                     # all of them
     python benchmarks/models.py --out bench_models resnet18 --dynamic  # resnet18_dynamic.onnx
+    python benchmarks/models.py --out bench_models --missing           # those not there yet
 
 Each model is checked with ONNX Runtime: outputs finite, of a sane scale, and driven by the input.
 """
@@ -225,6 +226,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"from: {', '.join(known)}")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--dynamic", action="store_true", help="symbolic batch; not for light_*")
+    parser.add_argument("--missing", action="store_true", help="leave files that exist alone")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     names = args.names or (list(NETWORKS) if args.dynamic else known)
@@ -236,15 +238,23 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     args.out.mkdir(parents=True, exist_ok=True)
 
+    suffix = "_dynamic" if args.dynamic else ""
+    files = {name: args.out / f"{name}{suffix}.onnx" for name in names}
+    if args.missing:
+        files = {name: path for name, path in files.items() if not path.exists()}
+    if not files:
+        return 0
     bad = 0
     print(f"{'name':26}{'nodes':>7}{'opset':>7}{'MB':>8}{'response':>10}  output std")
-    for name in names:
+    for name, path in files.items():
         if name in NETWORKS:
             model = export(name, dynamic=args.dynamic, seed=args.seed)
         else:
             model = randomised_light(name, args.seed)
-        path = args.out / f"{name}{'_dynamic' if args.dynamic else ''}.onnx"
-        onnx.save(model, path)
+        # whole or not at all: a file cut short would count as made
+        draft = path.with_suffix(".part")
+        onnx.save(model, draft)
+        draft.replace(path)
         stds, response, problems = check(path, model)
         bad += bool(problems)
         print(

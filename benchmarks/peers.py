@@ -9,13 +9,12 @@ burst; so one engine is measured while the others neither compute nor spin.
     ):
         seconds = interleave([ort, ours], rounds=5)  # {"onnxruntime": [...], "tvm_ext": [...]}
 
-Run as a script this file is the child: `peers.py ENGINE MODEL THREADS INPUTS OUTPUTS`.
+Run as a script this file is the child: `peers.py ENGINE MODEL THREADS FOLDER [save]`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import pickle
@@ -30,15 +29,14 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-
-Inputs = Mapping[str, np.ndarray]
-Run = Callable[[], list[np.ndarray]]
+from engines import LOADERS, Inputs
 
 BURST_S = 0.3  # a burst lasts at least this long
 BURST_RUNS = 5  # and has at least this many runs
 QUIET_S = 0.02  # threads that use no CPU for this long have stopped spinning
 SETTLE_S = 2.0  # how long spinning threads are waited for
 TOKENS = 1000  # random token ids are below this
+ARTIFACT = "model.so"
 
 
 class EngineError(Exception):
@@ -71,87 +69,39 @@ def random_inputs(
     return inputs
 
 
-def _load_onnxruntime(optimise: bool) -> Callable[[str, Inputs, int], Run]:
-    def load(path: str, inputs: Inputs, threads: int) -> Run:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = (
-            level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
-        )
-        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return lambda: session.run(None, dict(inputs))
-
-    return load
-
-
-def _load_openvino(path: str, inputs: Inputs, threads: int) -> Run:
-    import openvino
-
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # it would take bf16 where the CPU has it
-    }
-    request = openvino.compile_model(path, "CPU", settings).create_infer_request()
-
-    def run() -> list[np.ndarray]:
-        request.infer(dict(inputs), share_inputs=True, share_outputs=True)
-        return [output.data for output in request.output_tensors]
-
-    return run
-
-
-def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Run:
-    import tvm_ext
-
-    if path.endswith(".so"):
-        compiled = tvm_ext.load(path, num_threads=threads)
-    else:
-        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
-        compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
-    return lambda: list(compiled(dict(inputs)))
-
-
-LOADERS: dict[str, Callable[[str, Inputs, int], Run]] = {
-    "tvm_ext": _load_tvm_ext,
-    "onnxruntime": _load_onnxruntime(optimise=True),
-    "onnxruntime-noopt": _load_onnxruntime(optimise=False),
-    "openvino": _load_openvino,
-}
-
-
-def installed(engine: str) -> bool:
-    """Whether the engine's package can be imported here."""
-    return importlib.util.find_spec(engine.split("-")[0]) is not None
-
-
 class Worker:
     """One model loaded in one engine, in a child process; close it, or use it in a `with`.
 
     `label`: what the worker is called in results, the engine's name by default.
     `load_s`: from path to runnable, with the imports: what a user waits for.
     `outputs`: of the first run, in model order.
-    `peak_rss_bytes`: of the child so far.
+    `facts`: what the engine knows of its own code.
+    `artifact`: with `save`, what the engine compiled as a file; None if it saves none.
+    `load_rss_bytes`, `peak_rss_bytes`: peak memory of the child until it was loaded, and so far.
     `others_cores`: cores that other processes kept busy during its bursts, at most; a figure taken
     with more than a tenth of a core gone is not to be trusted.
     Raises EngineError where the engine fails.
     """
 
     def __init__(
-        self, engine: str, path: str | Path, inputs: Inputs, threads: int, label: str | None = None
+        self,
+        engine: str,
+        path: str | Path,
+        inputs: Inputs,
+        threads: int,
+        label: str | None = None,
+        *,
+        save: bool = False,
     ) -> None:
         self.engine = label or engine
         self._folder = tempfile.TemporaryDirectory(prefix="peers-")
         folder = Path(self._folder.name)
-        given, results, self._stderr = folder / "inputs", folder / "outputs", folder / "stderr"
-        given.write_bytes(pickle.dumps(dict(inputs)))
+        self._stderr = folder / "stderr"
+        (folder / "inputs").write_bytes(pickle.dumps(dict(inputs)))
         pools = {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, engine, path, str(threads), given, results],
+                [sys.executable, __file__, engine, path, str(threads), folder, *["save"][:save]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -161,11 +111,20 @@ class Worker:
         self.peak_rss_bytes = 0
         self.others_cores = 0.0
         try:
-            self.load_s: float = self._reply()["load_s"]
-            self.outputs: list[np.ndarray] = pickle.loads(results.read_bytes())
+            loaded = self._reply()
+            self.load_s: float = loaded["load_s"]
+            self.load_rss_bytes: int = loaded["load_rss_bytes"]
+            self.facts: dict[str, Any] = loaded["facts"]
+            self.outputs: list[np.ndarray] = pickle.loads((folder / "outputs").read_bytes())
         except BaseException:
             self.close()
             raise
+        self.artifact = folder / ARTIFACT if (folder / ARTIFACT).exists() else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._process.poll() is None
 
     def burst(self) -> float:
         """Runs one burst; the median seconds of a run."""
@@ -230,23 +189,23 @@ def _peak_rss_bytes() -> int:
     raise EngineError("/proc/self/status has no VmHWM; peak memory is read on Linux only")
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """CPU seconds the whole machine has been busy, time stolen by a hypervisor included."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = sum(ticks[3:5])
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-def _timed_burst(run: Run) -> dict[str, float]:
+def _timed_burst(run: Callable[[], object]) -> dict[str, float]:
     run()  # brings code and weights back into the caches
     times: list[float] = []
-    others_s = -(_busy_s() - time.process_time())
+    others_s = -(busy_s() - time.process_time())
     start = time.perf_counter()
     while len(times) < BURST_RUNS or time.perf_counter() - start < BURST_S:
         before = time.perf_counter()
         run()
         times.append(time.perf_counter() - before)
-    others_s += _busy_s() - time.process_time()
+    others_s += busy_s() - time.process_time()
     others_cores = max(0.0, others_s / (time.perf_counter() - start))
     return {"median_s": statistics.median(times), "others_cores": others_cores}
 
@@ -261,24 +220,28 @@ def _settle() -> None:
             return
 
 
-def _child(engine: str, path: str, threads: str, given: str, results: str) -> None:
+def _child(engine: str, path: str, threads: str, where: str, save: str = "") -> None:
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints must not mix with our replies
+    folder = Path(where)
 
-    def reply(**fields: float) -> None:
+    def reply(**fields: Any) -> None:
         pipe.write(json.dumps(fields | {"peak_rss_bytes": _peak_rss_bytes()}) + "\n")
         pipe.flush()
 
-    inputs = pickle.loads(Path(given).read_bytes())
+    inputs = pickle.loads((folder / "inputs").read_bytes())
     start = time.perf_counter()
-    run = LOADERS[engine](path, inputs, int(threads))
+    loaded = LOADERS[engine](path, inputs, int(threads))
     load_s = time.perf_counter() - start
-    Path(results).write_bytes(pickle.dumps([np.asarray(y) for y in run()]))
-    run()
+    (folder / "outputs").write_bytes(pickle.dumps([np.asarray(y) for y in loaded.run()]))
+    loaded.run()
+    load_rss_bytes = _peak_rss_bytes()
+    if save and loaded.save is not None:
+        loaded.save(folder / ARTIFACT)
     _settle()
-    reply(load_s=load_s)
+    reply(load_s=load_s, load_rss_bytes=load_rss_bytes, facts=loaded.facts)
     for _ in sys.stdin:
-        figures = _timed_burst(run)
+        figures = _timed_burst(loaded.run)
         _settle()
         reply(**figures)
 

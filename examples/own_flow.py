@@ -47,8 +47,7 @@ def main() -> None:
     x = np.random.default_rng(1).standard_normal((1, 8, 20, 20), dtype="float32")
     expected = run(tvm.compile(small_network(), target), x)
 
-    with tvm.transform.PassContext(config=passes.PASS_CONFIG):
-        whole = tvm.compile(small_network(), target, relax_pipeline="tvm_ext")
+    whole = tvm.compile(small_network(), target, relax_pipeline="tvm_ext", tir_pipeline="tvm_ext")
     print("pipeline:   max difference", np.abs(run(whole, x) - expected).max())
 
     mod = small_network()
@@ -63,10 +62,12 @@ def main() -> None:
         ):
             mod = step(mod)
             print(f"  after {step.info.name}: {len(mod.functions)} functions")
-    with tvm.transform.PassContext(config=passes.PASS_CONFIG):
-        single = tvm.compile(
-            mod, target, relax_pipeline=tvm.transform.Sequential(passes.lowering_passes())
-        )
+    single = tvm.compile(
+        mod,
+        target,
+        relax_pipeline=tvm.transform.Sequential(passes.lowering_passes()),
+        tir_pipeline=passes.TIR_PIPELINE,
+    )
     print("one by one: max difference", np.abs(run(single, x) - expected).max())
     assert np.allclose(run(whole, x), expected, atol=1e-5)
     assert np.allclose(run(single, x), expected, atol=1e-5)

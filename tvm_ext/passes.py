@@ -1,7 +1,7 @@
 """What other people's flows import: every pass by itself, and the whole way as one pipeline.
 
     mod = tvm_ext.passes.ChannelsLast()(mod)
-    exe = tvm.compile(mod, target, relax_pipeline="tvm_ext")
+    exe = tvm.compile(mod, target, relax_pipeline="tvm_ext", tir_pipeline="tvm_ext")
 
 The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then TVM's own lowering.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 from tvm_ext.graph.channels_last import ChannelsLast
@@ -19,12 +21,14 @@ from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker import overlapped_us, pick
 from tvm_ext.planner import Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
-from tvm_ext.tvm_api import PASS_CONFIG, IRModule, PrimFunc, Target, is_scheduled, relax, tvm
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 
 __all__ = [
-    "PASS_CONFIG",
+    "TIR_PIPELINE",
     "ChannelsLast",
     "FoldIndices",
     "FoldLayout",
@@ -48,10 +52,23 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         Normalise(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        Legalise(hardware),
+        Legalise(hardware, predict_us=partial(predicted_us, hardware=hardware)),
         FoldIndices(),
         Fuse(),
     ]
+
+
+def predicted_us(func: PrimFunc, hardware: HardwareModel) -> float:
+    """Predicted time of a PrimFunc by its best plan, its constant operand read from DRAM meanwhile;
+    infinite where there is no plan. Compares algorithms for one operator."""
+    prepared = prepare(func)
+    found = pick(prepared.graph, hardware) if prepared else []
+    if not prepared or not found:
+        return inf
+    weight_bytes = [t.size_bytes for t in prepared.graph.tensors if t.role == "input"][1:]
+    dram = hardware.level("dram")
+    reading_us = sum(weight_bytes) / (dram.total_gbps or dram.gbps * hardware.cores) / 1e3
+    return overlapped_us(found[0].estimate.latency_us, reading_us)
 
 
 def lowering_passes() -> list[Any]:
@@ -123,10 +140,11 @@ def apply_plans(mod: IRModule, planned: dict[str, Planned]) -> IRModule:
 
 @relax.register_pipeline("tvm_ext")
 def pipeline(log: str | None = None) -> Any:
-    """The whole way as one pass, for `tvm.compile(mod, target, relax_pipeline="tvm_ext")`.
+    """The whole way as one pass, for `tvm.compile(mod, target, relax_pipeline="tvm_ext",
+    tir_pipeline="tvm_ext")`.
 
-    The machine follows from the target. Compile under `PassContext(config=PASS_CONFIG)` so that
-    tails become loops of their own; without it they carry predicates, slower but as right.
+    The machine follows from the target. Without the TIR pipeline tails carry predicates and
+    register tiles lie on the heap: slower but as right.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 import tvm_ext
+from tvm_ext.assembly import Lowered, assemble
 from tvm_ext.errors import PlanError
-from tvm_ext.flow import Lowered, Shapes, assemble, log_notes, lower, plan_all
+from tvm_ext.flow import Shapes, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
@@ -32,7 +33,7 @@ from tvm_ext.search import neighbours
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tir.compare import choose
-from tvm_ext.tvm_api import PASS_CONFIG, PrimFunc, Target, tvm_version
+from tvm_ext.tvm_api import PrimFunc, Target, tvm_version
 from tvm_ext.verify import arguments_of, point_count
 
 BATCH = 4
@@ -240,7 +241,6 @@ class Tuner:
             func=func,
             arguments=arguments_of(task.func, written),
             checks=self._checks[task.signature],
-            pass_config=PASS_CONFIG,
             seed=self.seed,
         )
 

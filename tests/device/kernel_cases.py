@@ -31,10 +31,7 @@ LEFT_TO_TVM = {
     "cumsum": "a scan: each element needs the one before",
     "cumprod": "a scan: each element needs the one before",
     "scatter_elements": "writes where the data says",
-    "argmax": "a reduction of pairs",
-    "argmax_flat": "a reduction of pairs",
     "adaptive_pool": "windows of uneven size; even ones become plain pooling",
-    "argmin": "a reduction of pairs",
 }
 """Cases whose work no plan of the picker covers, and why; in all others every stage is planned."""
 
@@ -235,6 +232,16 @@ def _rows() -> None:
         (2, 6, 5, 7),
     )
     case(
+        "instance_norm_last",
+        lambda e, x: e(nn.instance_norm(x, const(11), const(11), 3, [1, 2])),
+        x,
+    )
+    case(
+        "group_norm_last",
+        lambda e, x: e(nn.group_norm(x, const(12), const(12), 3, 3, [1, 2])),
+        (2, 5, 7, 12),
+    )
+    case(
         "batch_norm",
         lambda e, x: e(
             e(
@@ -265,11 +272,17 @@ def _reductions() -> None:
     case("sum_of_one", lambda e, x: e(op.sum(x, [1])), (64, 1))
     case("sum_to_one", lambda e, x: e(op.sum(x, [2])), (1, 1, 64))
     case("sum_long", lambda e, x: e(op.sum(x, [1])), (3, 4099))
+    case("sum_vector", lambda e, x: e(op.sum(x)), (4096,))
+    case("max_all_long", lambda e, x: e(op.max(x)), (9, 203))
     case("sum_exp", lambda e, x: e(op.sum(e(op.exp(x)), [1])), (9, 40))
     case("sum_int64", lambda e, x: e(op.sum(x, [1])), ((4, 9), "int64"))
     case("argmax", lambda e, x: e(op.argmax(x, 1)), x)
     case("argmax_flat", lambda e, x: e(op.argmax(x)), x)
     case("argmin", lambda e, x: e(op.argmin(x, -1)), x)
+    case("argmax_keepdims", lambda e, x: e(op.argmax(x, 0, keepdims=True)), x)
+    case("argmax_flat_keepdims", lambda e, x: e(op.argmax(x, keepdims=True)), x)
+    case("argmax_vector", lambda e, x: e(op.argmax(x, 0)), (1000,))
+    case("argmin_long", lambda e, x: e(op.argmin(x, -1)), (6, 203))
 
 
 def _movement() -> None:
@@ -362,6 +375,7 @@ def _elementwise() -> None:
     case("sqrt", lambda e, x: e(op.sqrt(e(op.abs(x)))), (17,))
     case("log", lambda e, x: e(op.log(e(op.add(e(op.abs(x)), const(positive=True))))), (17,))
     case("power", lambda e, x: e(op.power(e(op.abs(x)), relax.const(1.5, "float32"))), (33,))
+    case("power_tensor", lambda e, x, y: e(op.power(x, y)), (3, 33), (33,))
     case("rsqrt", lambda e, x: e(op.rsqrt(e(op.add(e(op.square(x)), const(positive=True))))), (33,))
     for extent in (1, 7, 64, 4099, 100_003):
         case(f"gelu_{extent}", lambda e, x: e(nn.gelu(x)), (extent,))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +18,11 @@ import tvm
 from tiny import tiny_model
 
 import tvm_ext
-from tvm_ext import flow, tuner
+from tvm_ext import assembly, flow, tuner
 from tvm_ext.errors import InputError, LogError, ModelError, TargetError
+from tvm_ext.measure.build import Built
+from tvm_ext.measure.job import Failure
+from tvm_ext.planner import Planned
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 
@@ -175,16 +179,16 @@ def test_another_machines_code_is_not_run(model: Path) -> None:
 
 def test_a_wrong_kernel_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that fails its check gives way to the next plan, and the report says why."""
-    real = flow.check
+    real = assembly.check
     failed: set[str] = set()
 
-    def check(planned: flow.Planned, kernel: object) -> str:
+    def check(planned: Planned, kernel: object) -> str:
         if "conv2d" in planned.task.kind and planned.task.signature not in failed:
             failed.add(planned.task.signature)
             return "output 0: 1 at 0, the reference says 2 within 1e-6"
         return real(planned, kernel)
 
-    monkeypatch.setattr(flow, "check", check)
+    monkeypatch.setattr(assembly, "check", check)
     compiled = tvm_ext.compile(str(model))
     replaced = [group for group in compiled.manifest.groups if group.fallback]
     assert {group.signature for group in replaced} == failed
@@ -196,12 +200,12 @@ def test_a_kernel_that_is_never_right_ends_the_options_not_the_compile(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the last option the function stays as TVM wrote it, and counts as unverified."""
-    real = flow.check
+    real = assembly.check
 
-    def check(planned: flow.Planned, kernel: object) -> str:
+    def check(planned: Planned, kernel: object) -> str:
         return "disagrees" if "conv2d" in planned.task.kind else real(planned, kernel)
 
-    monkeypatch.setattr(flow, "check", check)
+    monkeypatch.setattr(assembly, "check", check)
     compiled = tvm_ext.compile(str(model))
     disputed = [group for group in compiled.manifest.groups if not group.verified]
     assert disputed
@@ -213,29 +217,30 @@ def test_a_kernel_that_is_never_right_ends_the_options_not_the_compile(
 def test_a_plan_that_cannot_be_compiled_is_replaced(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build that fails is retried without the kernels that cannot be compiled by themselves."""
-    from tvm_ext.measure.job import Failure
+    """A kernel that TVM refuses gives way to the next plan, and concerns no other."""
+    real, refused = assembly.compile_kernel, []
 
-    real_build, calls = flow.build, []
+    def compile_kernel(*arguments: Any, **options: Any) -> Built | Failure:
+        if not refused:
+            refused.append(arguments)
+            return Failure("compile", "LLVM says no")
+        return real(*arguments, **options)
 
-    def build(*arguments: object) -> object:
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("LLVM says no")
-        return real_build(*arguments)
-
-    def compile_kernel(func: object, target: object, config: object) -> object:
-        first = len(tried) == 0
-        tried.append(func)
-        return Failure("compile", "LLVM says no") if first else real_compile(func, target, config)
-
-    tried: list[object] = []
-    real_compile = flow.compile_kernel
-    monkeypatch.setattr(flow, "build", build)
-    monkeypatch.setattr(flow, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(assembly, "compile_kernel", compile_kernel)
     compiled = tvm_ext.compile(str(model))
-    assert sum(bool(group.fallback) for group in compiled.manifest.groups) == 1
+    replaced = [group for group in compiled.manifest.groups if group.fallback]
+    assert len(replaced) == 1
+    assert "LLVM says no" in replaced[0].fallback[0]
     assert_close(compiled(X), reference(model))
+
+
+def test_a_function_that_tvm_refuses_in_every_form_is_the_models_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Failure("compile", "LLVM says no")
+    monkeypatch.setattr(assembly, "compile_kernel", lambda *_, **__: refusal)
+    with pytest.raises(ModelError, match="LLVM says no"):
+        tvm_ext.compile(str(model))
 
 
 def test_tuning_fills_the_log_and_resumes(model: Path, log: Path) -> None:
@@ -257,7 +262,7 @@ def test_replay_measures_nothing_and_gives_the_same_code(
 
     expected = tvm_ext.compile(str(model), log=log)
     monkeypatch.setattr(tuner.Measurer, "measure", never)
-    monkeypatch.setattr(flow, "check", never)
+    monkeypatch.setattr(assembly, "check", never)
     script = (
         "import sys, tvm_ext\n"
         "print(tvm_ext.replay(sys.argv[1], sys.argv[2], strict=True).manifest.code_hash)"

@@ -28,7 +28,7 @@ from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
 from tvm_ext.search import neighbours
 from tvm_ext.tile import show_plan
 from tvm_ext.tir import write
-from tvm_ext.tvm_api import PASS_CONFIG, Target, relax, te, tvm
+from tvm_ext.tvm_api import Target, relax, te, tvm
 from tvm_ext.verify import check, has_reference
 
 PICKED = 3
@@ -64,7 +64,7 @@ def describe(planned: Planned) -> str:
 
 def assert_right(planned: list[Planned], hardware: HardwareModel) -> None:
     """Builds the kernels and checks each; reports all that are wrong, not just the first."""
-    funcs = [(entry.func, PASS_CONFIG) for entry in planned]
+    funcs = [(entry.func) for entry in planned]
     wrong = []
     for entry, built in zip(planned, build_many(funcs, Target(hardware.target)), strict=True):
         error = check(entry, built.main) if isinstance(built, Built) else str(built)
@@ -199,8 +199,10 @@ def test_an_operator_computes_what_tvm_says_it_means(name: str) -> None:
     target = Target(hardware.target)
     case = CASES[name]
     inputs = make_inputs(case)
-    with target, tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
-        ours = tvm.compile(module(case), target, relax_pipeline="tvm_ext")
+    with target:
+        ours = tvm.compile(
+            module(case), target, relax_pipeline="tvm_ext", tir_pipeline="tvm_ext"
+        )
     stock = tvm.compile(module(case), Target({"kind": "llvm", "opt-level": 0}))
     for actual, expected in zip(run(ours, inputs), run(stock, inputs), strict=True):
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
@@ -234,7 +236,7 @@ def test_the_check_sees_a_kernel_that_computes_something_else(rows: int, terms: 
 def test_the_check_sees_an_element_that_is_never_written() -> None:
     hardware = resolve("cpu")
     planned = plan_task(make_task(double_rows(8, 40), "double"), hardware)
-    built = build(planned.func, Target(hardware.target), PASS_CONFIG)
+    built = build(planned.func, Target(hardware.target))
     assert isinstance(built, Built)
 
     def lazy(x: Any, y: Any, s: Any) -> None:

@@ -218,13 +218,6 @@ def test_nothing_to_measure_starts_nothing():
         assert psutil.Process().children() == before
 
 
-def test_pass_config_reaches_the_compiler(measurer):
-    outcomes = measurer.measure([job(double, pass_config={"no.such.option": 1}), job(double)])
-    assert outcomes[0].failure.kind == "compile"
-    assert "no.such.option" in outcomes[0].failure.message
-    assert timed(outcomes[1])
-
-
 def run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a fresh process that knows this file and uses two threads."""
     head = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
@@ -392,7 +385,7 @@ def test_fault_of_our_own_is_raised_not_recorded(monkeypatch):
 def test_build_many_keeps_the_order_of_its_kernels():
     import tvm
 
-    built = build_many([(double, {}), (gpu_only, {}), (double, {})], tvm.target.Target(TARGET))
+    built = build_many([double, gpu_only, double], tvm.target.Target(TARGET))
     assert [isinstance(entry, Built) for entry in built] == [True, False, True]
     assert built[1].kind == "compile"
 

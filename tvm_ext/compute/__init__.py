@@ -3,8 +3,11 @@
   blocking  how an output axis is cut into blocks of whole vectors, decided by the machine alone
   conv      channels-last convolution of any rank: plain, grouped, depthwise
   dense     matrix multiplication by a constant
-  norm      softmax and layer, group, instance and RMS normalisation, stage by stage
-  maths     exp, tanh, erf, sigmoid as polynomials with stated bounds
+  norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
+  norm_columns  normalisation over axes that are not the innermost, a kernel each stage
+  arg       argmax and argmin as two reductions
+  maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
+  power     x**y
 
 Packing happens in numpy, at compile time; the expressions only say what is computed.
 """

@@ -17,6 +17,7 @@ from tvm_ext.tvm_api import te, tirx
 
 Tensor = Any
 Value = Callable[[Any, tuple[Any, ...]], Any]
+"""From an element and its index in the tensor to what is reduced."""
 
 COMBINE: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
     "sum": (te.sum, lambda a, b: a + b),
@@ -33,7 +34,7 @@ def reduce_axes(
     name: str,
     value: Value = lambda element, _: element,
 ) -> Tensor:
-    """Reduces `value(element, kept index)` over `axes`; the result has the other axes, or [1]."""
+    """Reduces `value(element, index)` over `axes`; the result has the other axes, or [1]."""
     extent = int(x.shape[-1])
     tail = extent % lanes
     if len(x.shape) - 1 not in axes or not tail or extent < 2 * lanes:
@@ -54,12 +55,12 @@ def _part(
     loops = {axis: te.reduce_axis((0, extents[axis]), name=f"k{axis}") for axis in axes}
 
     def body(*at: Any) -> Any:
-        at = at if kept else ()
-        index = dict(zip(kept, at, strict=True)) | loops
-        place = [index[axis] for axis in range(rank)]
+        own = dict(zip(kept, at if kept else (), strict=True)) | loops
+        place = [own[axis] for axis in range(rank)]
         if start:
             place[-1] = place[-1] + start
-        return COMBINE[how][0](value(x[tuple(place)], at), axis=list(loops.values()))
+        index = tuple(place)
+        return COMBINE[how][0](value(x[index], index), axis=list(loops.values()))
 
     return te.compute(tuple(x.shape[axis] for axis in kept) or (1,), body, name=name)
 
@@ -69,8 +70,9 @@ def kept_index(index: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
     return tuple(i for axis, i in enumerate(index) if axis not in axes)
 
 
-def _at(tensor: Tensor, kept: tuple[Any, ...]) -> Any:
-    return tensor[kept or (0,)]
+def at_row(tensor: Tensor, index: Sequence[Any], axes: Sequence[int]) -> Any:
+    """A reduced tensor's element that belongs to a full index."""
+    return tensor[kept_index(index, axes) or (0,)]
 
 
 def softmax(x: Tensor, axis: int, lanes: int, log: bool = False) -> Tensor:
@@ -79,22 +81,23 @@ def softmax(x: Tensor, axis: int, lanes: int, log: bool = False) -> Tensor:
     top = reduce_axes(x, axes, "max", lanes, "row_max")
     if log:
         total = reduce_axes(
-            x, axes, "sum", lanes, "row_sum", lambda v, kept: maths.exp(v - _at(top, kept))
+            x, axes, "sum", lanes, "row_sum", lambda v, at: maths.exp(v - at_row(top, at, axes))
         )
 
         def log_body(*at: Any) -> Any:
-            kept = kept_index(at, axes)
-            return x[at] - _at(top, kept) - tirx.log(_at(total, kept))
+            return x[at] - at_row(top, at, axes) - tirx.log(at_row(total, at, axes))
 
         return te.compute(x.shape, log_body, name="log_softmax")
     power = te.compute(
         x.shape,
-        lambda *at: maths.exp(x[at] - _at(top, kept_index(at, axes))),
+        lambda *at: maths.exp(x[at] - at_row(top, at, axes)),
         name="row_exp",
     )
     total = reduce_axes(power, axes, "sum", lanes, "row_sum")
     return te.compute(
-        x.shape, lambda *at: power[at] / _at(total, kept_index(at, axes)), name="softmax"
+        x.shape,
+        lambda *at: power[at] * (tirx.const(1.0, x.dtype) / at_row(total, at, axes)),
+        name="softmax",
     )
 
 
@@ -113,22 +116,16 @@ def normalise(
     inverse = tirx.const(1.0 / count, x.dtype)
     total = reduce_axes(x, axes, "sum", lanes, "row_sum") if centre else None
 
-    def centred(element: Any, kept: tuple[Any, ...]) -> Any:
-        return element if total is None else element - _at(total, kept) * inverse
+    def centred(element: Any, at: Sequence[Any]) -> Any:
+        return element if total is None else element - at_row(total, at, axes) * inverse
 
     squares = reduce_axes(
-        x,
-        axes,
-        "sum",
-        lanes,
-        "row_square",
-        lambda v, kept: centred(v, kept) * centred(v, kept),
+        x, axes, "sum", lanes, "row_square", lambda v, at: centred(v, at) * centred(v, at)
     )
 
     def body(*at: Any) -> Any:
-        kept = kept_index(at, axes)
-        spread = _at(squares, kept) * inverse + tirx.const(epsilon, x.dtype)
-        return scale(at, centred(x[at], kept) * tirx.rsqrt(spread))
+        spread = at_row(squares, at, axes) * inverse + tirx.const(epsilon, x.dtype)
+        return scale(at, centred(x[at], at) * maths.rsqrt(spread))
 
     return te.compute(x.shape, body, name="normalise")
 
@@ -147,7 +144,7 @@ def reduction(x: Tensor, axes: Sequence[int], how: str, keepdims: bool, lanes: i
     ]
 
     def body(*at: Any) -> Any:
-        element = _at(base, kept_index(at, axes) if keepdims else at)
+        element = at_row(base, at, axes) if keepdims else base[at or (0,)]
         return element if factor is None else element * factor
 
     if how != "mean" and not keepdims and shape:

@@ -15,33 +15,38 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.compute import maths
-from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
+from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.legalise_arg import ARGS
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
+from tvm_ext.graph.legalise_maths import POINTWISE
 from tvm_ext.graph.legalise_norm import FUSES_PROLOGUE, NORMS, ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tvm_api import IRModule, constant_array, default_legalise, relax, te, tirx, topi, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, constant_array, default_legalise, relax, tvm
 
 Rule = Callable[[Any, Any, Any], Any]
 """Called with the block builder, the call and the `Legalise` pass."""
 
-FUSES_EPILOGUE = {"op_pattern": 4}
-_LAYOUTS = {
-    "relax.nn.conv1d": ("NWC", "OWI"),
-    "relax.nn.conv2d": ("NHWC", "OHWI"),
-    "relax.nn.conv3d": ("NDHWC", "ODHWI"),
-}
 
 
 @tvm.transform.module_pass(opt_level=0, name="Legalise")
 @dataclass(frozen=True)
 class Legalise:
-    """Lowers every operator of a module. Fields: the machine (its vector width decides packing) and
-    whether special functions become polynomials with the bounds of `compute.maths`."""
+    """Lowers every operator of a module.
+
+    hardware    the machine: its vector width decides packing
+    fast_math   special functions become polynomials with the bounds of `compute.maths`
+    predict_us  predicted time of a PrimFunc; with it the fastest convolution algorithm is chosen,
+                without it convolution is direct
+    winograd    output tiles of Winograd's algorithm that may be chosen (see `compute.winograd` for
+                their rounding errors); empty to keep convolution direct
+    """
 
     hardware: HardwareModel
     fast_math: bool = True
+    predict_us: Callable[[PrimFunc], float] | None = None
+    winograd: tuple[int, ...] = OUTPUT_TILES
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with call_tir in place of operators."""
@@ -62,50 +67,6 @@ class Legalise:
     def lanes(self) -> int:
         """Float32 elements in a vector."""
         return self.hardware.lanes(4)
-
-
-def legalise_conv(builder: Any, call: Any, options: Legalise) -> Any:
-    """Channels-last convolution by a constant; None for other layouts and weights."""
-    attrs = call.attrs
-    data_layout, kernel_layout = _LAYOUTS[str(call.op.name)]
-    weight = constant_array(call.args[1])
-    shape = static_shape(call.args[0])
-    if weight is None or shape is None or weight.dtype != np.float32:
-        return None
-    if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
-        return None
-    if str(attrs.out_layout) not in ("", data_layout):
-        return None
-    rank = len(shape) - 2
-    padding = ints(attrs.padding)
-    geometry = ConvGeometry(
-        kernel=weight.shape[1:-1],
-        strides=ints(attrs.strides),
-        pad_before=padding[:rank],
-        pad_after=padding[rank:],
-        dilation=ints(attrs.dilation),
-        groups=int(attrs.groups),
-        in_channels=shape[-1],
-        out_channels=weight.shape[0],
-    )
-    x = call.args[0]
-    if geometry.groups > 1 and not geometry.depthwise:
-        groups = geometry.groups
-        split = (*shape[:-1], groups, shape[-1] // groups)
-        x = builder.emit_te(topi.reshape, x, split)
-    packed = relax.const(pack_weight(weight, geometry, options.lanes))
-    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
-    result = builder.call_te(
-        lambda data, filters: conv(data, filters, geometry, options.lanes),
-        x,
-        packed,
-        primfunc_name_hint=name,
-        primfunc_attrs=FUSES_EPILOGUE,
-    )
-    if geometry.ragged(options.lanes):
-        out = (shape[0], *geometry.out_size(shape[1:-1]), geometry.out_channels)
-        return builder.call_te(topi.reshape, builder.emit(result), out)
-    return result
 
 
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
@@ -168,59 +129,15 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
-def legalise_power(builder: Any, call: Any, options: Legalise) -> Any:
-    """Power by one constant; None for any other exponent."""
-    exponent, shape = constant_array(call.args[1]), static_shape(call.args[0])
-    if shape is None or exponent is None or exponent.size != 1 or exponent.ndim > len(shape):
-        return None
-    value = float(exponent.reshape(-1)[0])
-    return _pointwise(lambda x: maths.power(x, value), "power")(builder, call, options)
-
-
-def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
-    """A rule for an elementwise operator."""
-
-    def rule(builder: Any, call: Any, _: Legalise) -> Any:
-        if static_shape(call.args[0]) is None:
-            return None
-
-        def body(x: te.Tensor) -> te.Tensor:
-            return te.compute(x.shape, lambda *at: function(x[at]), name=name)
-
-        return builder.call_te(body, call.args[0], primfunc_name_hint=name)
-
-    return rule
-
-
-def _gelu(x: Any) -> Any:
-    half, root = tirx.const(0.5, "float32"), tirx.const(0.5**0.5, "float32")
-    return half * x * (tirx.const(1.0, "float32") + maths.erf(x * root))
-
-
-def _gelu_tanh(x: Any) -> Any:
-    def const(value: float) -> Any:
-        return tirx.const(value, "float32")
-
-    inner = const(0.7978845608028654) * x * (const(1.0) + const(0.044715) * x * x)
-    return const(0.5) * x * (const(1.0) + maths.tanh(inner))
-
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_LAYOUTS, legalise_conv),
+    **dict.fromkeys(CONVOLUTIONS, legalise_conv),
     "relax.matmul": legalise_matmul,
     **NORMS,
+    **ARGS,
     **dict.fromkeys(("relax.sum", "relax.mean", "relax.max", "relax.min"), legalise_reduction),
 }
 MATHS: dict[str, Rule] = {
     "relax.nn.softmax": legalise_softmax,
     "relax.nn.log_softmax": legalise_softmax,
-    "relax.power": legalise_power,
-    "relax.log": _pointwise(maths.log, "log"),
-    "relax.exp": _pointwise(maths.exp, "exp"),
-    "relax.tanh": _pointwise(maths.tanh, "tanh"),
-    "relax.erf": _pointwise(maths.erf, "erf"),
-    "relax.sigmoid": _pointwise(maths.sigmoid, "sigmoid"),
-    "relax.nn.gelu": _pointwise(_gelu, "gelu"),
-    "relax.nn.gelu_tanh": _pointwise(_gelu_tanh, "gelu_tanh"),
-    "relax.nn.silu": _pointwise(lambda x: x * maths.sigmoid(x), "silu"),
+    **POINTWISE,
 }

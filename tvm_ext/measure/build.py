@@ -6,49 +6,52 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import tvm
-
 from tvm_ext.measure.job import Failure
+from tvm_ext.tvm_api import TIR_PIPELINE, tvm
 
 MESSAGE_CHARS = 300
 
 
 class Built:
-    """A compiled kernel whose machine code exists already: a forked child can call it at once."""
+    """A compiled kernel. With `run` its machine code exists already: a forked child can call it at
+    once as `main`."""
 
-    def __init__(self, executable: Any) -> None:
+    def __init__(self, executable: Any, name: str, run: bool) -> None:
         self.module = executable.jit()
-        self.main = self.module["main"]
+        self.main: Any = self.module[name] if run else None
 
 
-def build(func: Any, target: Any, pass_config: dict[str, Any] | None = None) -> Built | Failure:
+def build(func: Any, target: Any, name: str = "main", *, run: bool = True) -> Built | Failure:
     """Compile one scheduled PrimFunc for `target`; whatever TVM raises becomes a `Failure`.
+
+    name  the symbol of the kernel
+    run   make its machine code now, for this machine
 
     An external function that does not exist is not noticed here: TVM hands out a null function,
     which crashes when called.
     """
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        with tvm.transform.PassContext(opt_level=3, config=pass_config or {}):
-            return Built(tvm.compile(module, target=target))
+        executable = tvm.compile(module, target=target, tir_pipeline=TIR_PIPELINE)
+        return Built(executable, name, run)
     except Exception as error:  # TVM raises every kind for a schedule that it cannot lower
         return Failure("compile", one_line(error))
 
 
 def build_many(
-    funcs: Sequence[tuple[Any, dict[str, Any]]],
+    funcs: Sequence[Any],
     target: Any,
     workers: int = 2,
     notify: Callable[[int, bool], None] = lambda index, finished: None,
 ) -> list[Built | Failure]:
-    """Compile (PrimFunc, pass configuration) pairs on `workers` threads; TVM releases the GIL.
+    """Compile PrimFuncs on `workers` threads; TVM releases the GIL.
 
     `notify(index, finished)` is called from those threads before and after each one.
     """
 
     def one(index: int) -> Built | Failure:
         notify(index, False)
-        result = build(funcs[index][0], target, funcs[index][1])
+        result = build(funcs[index], target)
         notify(index, True)
         return result
 

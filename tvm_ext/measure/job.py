@@ -49,8 +49,6 @@ class Job(msgspec.Struct, frozen=True, eq=False):
     """A scheduled `tirx.PrimFunc` whose parameters are `arguments`, in order."""
     arguments: tuple[Argument, ...]
     checks: tuple[OutputCheck, ...] = ()
-    pass_config: dict[str, Any] = {}
-    """`PassContext` configuration it is compiled under."""
     seed: int = 0
     """Seed of the input data."""
 

@@ -62,7 +62,7 @@ def _batch(
         with lock:
             connection.send(("built" if finished else "building", index))
 
-    funcs = [(tvm.ir.load_json(job.func), job.pass_config) for job in jobs]
+    funcs = [tvm.ir.load_json(job.func) for job in jobs]
     kernels = deque(build_many(funcs, target, workers, notify))
     inputs = _Inputs()
     for index, job in enumerate(jobs):

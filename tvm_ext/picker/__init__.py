@@ -2,12 +2,15 @@
 
   align  the few extents worth considering on a machine
   perf   the time of a tiled stage from tile numbers alone
+  chain  a product between two transforms (Winograd)
+  gpu    the same for thread blocks; gpu_perf the time of one
   pick   which stage to tile, by which rule, with which tiles
 
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import Estimate, estimate, predict, roof
-from tvm_ext.picker.pick import Candidate, pick
+from tvm_ext.picker.perf import Candidate, Estimate, estimate, overlapped_us, roof
+from tvm_ext.picker.pick import pick
+from tvm_ext.picker.predict import predict
 
-__all__ = ["Candidate", "Estimate", "estimate", "pick", "predict", "roof"]
+__all__ = ["Candidate", "Estimate", "estimate", "overlapped_us", "pick", "predict", "roof"]

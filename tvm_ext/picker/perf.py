@@ -45,6 +45,18 @@ class Estimate(msgspec.Struct, frozen=True):
     """`compute`, or the memory level whose bandwidth limits."""
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """A plan with what the model says of it."""
+
+    plan: TilePlan
+    estimate: Estimate
+
+
+def overlapped_us(first_us: float, second_us: float) -> float:
+    """Time of two things at once, each of which hinders the other a little."""
+    return max(first_us, second_us) + OVERLAP_LOSS * min(first_us, second_us)
+
+
 def clock_ghz(hardware: HardwareModel) -> float:
     """Clock implied by the measured peak of one core."""
     per_cycle = 2 * hardware.fma_per_cycle * hardware.lanes(4)
@@ -123,7 +135,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         launch_us *= 2
     if compute_us >= memory_us:
         bound = "compute"
-    latency_us = max(compute_us, memory_us) + OVERLAP_LOSS * min(compute_us, memory_us)
+    latency_us = overlapped_us(compute_us, memory_us)
     latency_us += launch_us + prologue_us(graph, plan, hw)
     return Estimate(latency_us, compute_us, memory_us, bound)
 
@@ -148,10 +160,10 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
         if stage in inside:
             points = propagate(graph, plan.anchor, _with_full_reduction(node, core))[stage].points
-            total += waves * points * element_bytes / (_holding(hw, points * 4, 1) * 1e3)
+            total += waves * points * element_bytes / (holding_gbps(hw, points * 4, 1) * 1e3)
         else:
             size_bytes = prod(producer.extents) * element_bytes
-            total += size_bytes / (_holding(hw, size_bytes, cores) * 1e3)
+            total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
             total += hw.launch_us if cores > 1 else 0.0
     return total
 
@@ -161,10 +173,19 @@ def _with_full_reduction(node: TileNode, core: Tile) -> Tile:
     return Tile(tuple(a.extent if a.kind == "reduce" else c for a, c in pairs))
 
 
-def _holding(hw: HardwareModel, size_bytes: float, cores: int) -> float:
-    """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes."""
-    source = next((x for x in hw.levels[1:] if size_bytes <= x.size_bytes * cores), hw.levels[-1])
-    return min(source.gbps * cores, source.total_gbps or source.gbps * cores)
+def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
+    """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes.
+
+    `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
+    together).
+    """
+    held = {True: size_bytes * (sharing or 1), False: size_bytes}
+    source = next(
+        (x for x in hw.levels[1:] if held[x.shared] <= x.size_bytes * (1 if x.shared else cores)),
+        hw.levels[-1],
+    )
+    rate = source.gbps * cores
+    return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
 
 
 def _task(
@@ -189,7 +210,7 @@ def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Es
     """Time of a group that touches each byte once: arithmetic against the level that holds it."""
     total = graph.io_bytes
     source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
-    memory_us = total / (_holding(hw, total, cores) * 1e3)
+    memory_us = total / (holding_gbps(hw, total, cores) * 1e3)
     per_core = hw.peak_gflops.get("float32", 1.0) * lanes / max(1, hw.lanes(4)) / 2
     compute_us = graph.flops / (per_core * cores * 1e3)
     launch = hw.launch_us if cores > 1 else 0.0
@@ -205,10 +226,3 @@ def roof(graph: TileGraph, hw: HardwareModel) -> Estimate:
     memory_us = graph.io_bytes / (rate * 1e3)
     bound = "compute" if compute_us > memory_us else source.name
     return Estimate(max(compute_us, memory_us), compute_us, memory_us, bound)
-
-
-def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
-    """Predicted time of any plan of the group, wherever the plan came from."""
-    if plan.rule == "tile":
-        return estimate(graph, plan, hw)
-    return streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)

@@ -20,11 +20,25 @@ from tvm_ext.picker.align import (
     unroll_extents,
     vector_extents,
 )
-from tvm_ext.picker.perf import Estimate, compute_cycles, estimate, producers, streaming
+from tvm_ext.picker.anchor import (
+    choose_anchor,
+    epilogue_of,
+    hidden_work,
+    row_tile,
+    widest_bytes,
+)
+from tvm_ext.picker.chain import rank_chains
+from tvm_ext.picker.gpu import pick_blocks
+from tvm_ext.picker.perf import Candidate, compute_cycles, estimate, producers, streaming
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_flat, vector_axis, vectorisable
+from tvm_ext.tile.classify import (
+    TransformChain,
+    is_flat,
+    transform_chain,
+    vector_axis,
+    vectorisable,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.infer import propagate
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 REGISTER_TILES = 6
@@ -35,25 +49,26 @@ EVEN_TASKS = 8
 BODY_VECTORS = 128
 """Vector operations in an unrolled body: beyond it instruction fetch limits (461 against 518
 GFLOP/s at 208 operations, 13 x 2 vectors by 8, on Zen 5)."""
+SCRATCH_REGISTERS = 8
+"""One register in so many is what LLVM's scheduler keeps operands in flight with. One accumulator
+too many goes through memory at every step and bounds the loop (14 x 2 vectors of 32 registers:
+312 us instead of 237)."""
 TAIL_STATEMENTS = 64
 """Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """A plan with what the model says of it."""
-
-    plan: TilePlan
-    estimate: Estimate
-
-
 def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Candidate]:
     """The best `count` plans for a group, best first; empty if no stage can be planned."""
+    if hardware.kind == "cuda":
+        return pick_blocks(graph, hardware, count)
     anchor = choose_anchor(graph)
-    if anchor is None or _hidden_work(graph) > prod(graph.nodes[anchor].extents):
+    if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
     node = graph.nodes[anchor]
+    if chain := transform_chain(graph):
+        return chain_candidates(graph, chain, hardware)[:count]
     if is_flat(graph, node):
         found = [flat_plan(graph, anchor, hardware)]
     elif vectorisable(graph, node):
@@ -64,6 +79,21 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     ranked = sorted(found, key=_latency)
     inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
     return sorted([*inside, *ranked], key=_latency)[:count]
+
+
+def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:
+    """Plans of a product between two transforms, best first."""
+    node = graph.nodes[chain.product]
+    vector = vector_axis(node)
+    if vector is None:
+        return []
+    lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
+    ranked = sorted(
+        (t for t in register_tiles(node, vector, lanes, hw) if prod(t.extents[:3]) == 1),
+        key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
+    )
+    plans = rank_chains(graph, chain, ranked[:REGISTER_TILES], lanes, hw)
+    return [Candidate(plan, guess) for plan, guess in plans]
 
 
 def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
@@ -80,25 +110,11 @@ def _latency(candidate: Candidate) -> float:
     return candidate.estimate.latency_us
 
 
-def _hidden_work(graph: TileGraph) -> int:
-    """Iterations of the largest stage that no rule understands."""
-    return max((prod(n.extents) for n in graph.nodes if n.kind == "opaque"), default=0)
-
-
-def choose_anchor(graph: TileGraph) -> int | None:
-    """The stage worth tiling: the reduction with the most arithmetic, else the last map stage."""
-    reductions = [i for i, node in enumerate(graph.nodes) if node.kind == "reduce"]
-    if reductions:
-        return max(reductions, key=lambda i: prod(graph.nodes[i].extents))
-    maps = [i for i, node in enumerate(graph.nodes) if node.kind == "map"]
-    return maps[-1] if maps else None
-
-
 def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
     """Contiguous boxes, shared out evenly; on one core if a launch would cost more."""
     node = graph.nodes[anchor]
     extent = prod(node.extents)
-    lanes = lanes_for(extent, hw, _widest(graph, node))
+    lanes = lanes_for(extent, hw, widest_bytes(graph, node))
     parallel = _worth_parallel(graph, hw, lanes)
     plan = TilePlan(
         rule="flat",
@@ -138,29 +154,21 @@ def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
 
 def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     """The last stage one row at a time with all stages before it; None if rows share work."""
+    found = row_tile(graph)
+    if found is None:
+        return None
+    tile, rows, tiles = found
     anchor = len(graph.nodes) - 1
     node = graph.nodes[anchor]
-    if any(other.kind == "opaque" for other in graph.nodes):
-        return None
-    for rows in range(len(node.space), -1, -1):
-        extents = tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
-        tiles = propagate(graph, anchor, Tile(extents))
-        count = prod(node.axes[axis].extent for axis in node.space[:rows])
-        if len(tiles) < len(graph.nodes):
-            return None
-        points = [(tile.points, prod(graph.nodes[i].extents)) for i, tile in tiles.items()]
-        if all(count * own == whole for own, whole in points):
-            break
-    else:
-        return None
-    dtype_bytes = _widest(graph, node)
+    count = prod(node.axes[axis].extent for axis in node.space[:rows])
+    dtype_bytes = widest_bytes(graph, node)
     inner = max(axis.extent for i in tiles for axis in graph.nodes[i].axes[-1:])
     lanes = lanes_for(inner, hw, dtype_bytes)
     parallel = rows > 0 and count > 1 and _worth_parallel(graph, hw, lanes)
     plan = TilePlan(
         rule="rows",
         anchor=anchor,
-        tiles=(LevelTile("core", Tile(extents)),),
+        tiles=(LevelTile("core", tile),),
         order=tuple(range(len(node.axes))),
         parallel=rows if parallel else 0,
         lanes=lanes,
@@ -172,13 +180,13 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
 def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:
     """Register tiles ranked by cycles, each with the core tiles that share the work out."""
     node = graph.nodes[anchor]
-    dtype_bytes = _widest(graph, node)
+    dtype_bytes = widest_bytes(graph, node)
     vector = vector_axis(node)
     lanes = 1
     if vector is not None:
         divisor = packed_divisor(node, vector)
         lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes, divisor)
-    epilogue = _epilogue(graph, anchor)
+    epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     ranked = sorted(
         register_tiles(node, vector, lanes, hw),
@@ -214,8 +222,10 @@ def register_tiles(
     divisor = packed_divisor(node, vector) if vector is not None else 0
     wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
     inner = node.reduce[-1] if node.reduce else None
+    usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS
     for width in wide:
-        budget = max(1, (hw.vector_registers - 2) // max(1, width // max(1, lanes)) - 1)
+        vectors = max(1, width // max(1, lanes))
+        budget = max(1, (usable - vectors) // vectors)
         if node.kind == "map":
             budget = 4
         if vector is not None and node.axes[vector].extent % lanes:
@@ -271,29 +281,6 @@ def _cycles_per_point(
 ) -> float:
     full = Tile(node.extents)
     return compute_cycles(graph, node, full, tile, lanes, hw)
-
-
-def _epilogue(graph: TileGraph, anchor: int) -> int | None:
-    """The only consumer of the anchor, if it walks the anchor's output element by element."""
-    consumers = graph.consumers(anchor)
-    if len(consumers) != 1 or graph.nodes[anchor].kind != "reduce":
-        return None
-    node = graph.nodes[consumers[0]]
-    written = graph.nodes[anchor].write.tensor
-    rank = len(graph.tensors[written].shape)
-    reads = [access for access in node.reads if access.tensor == written]
-    aligned = len(reads) == 1 and node.kind == "map" and len(node.axes) == rank
-    for place, dim in enumerate(reads[0].dims) if aligned else ():
-        unit = tuple(int(i == place) for i in range(rank))
-        if dim is None or dim.coeffs != unit or dim.offset or dim.div > 1 or dim.mod:
-            return None
-    return consumers[0] if aligned else None
-
-
-def _widest(graph: TileGraph, node: TileNode) -> int:
-    """Bytes of the widest element the node touches: vectors hold as many as that allows."""
-    tensors = [graph.tensors[access.tensor] for access in (*node.reads, node.write)]
-    return max(tensor.dtype_bytes for tensor in tensors)
 
 
 def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tvm_ext.tile.graph import TileGraph, TileNode
+from typing import NamedTuple
+
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
 
 
 def vector_axis(node: TileNode) -> int | None:
@@ -62,5 +65,54 @@ def overlaps(node: TileNode) -> bool:
         and any(dim.coeffs[axis] for axis in node.space)
         and any(dim.coeffs[axis] and node.axes[axis].extent > 1 for axis in node.reduce)
         for access in node.reads
+        for dim in access.dims
+    )
+
+
+class TransformChain(NamedTuple):
+    """Stages of a product between two separable transforms over tiles (Winograd)."""
+
+    rows_in: int
+    cols_in: int
+    product: int
+    rows_out: int
+    last: int
+    m: int
+    """Outputs of a tile along each of the last stage's axes 1 and 2."""
+
+
+_CHAIN = ("map", "map", "reduce", "map", "map")
+_PRODUCT_RANK = 7
+"""a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""
+
+
+def transform_chain(graph: TileGraph) -> TransformChain | None:
+    """The group as map, map, product, map, map, each feeding the next and none beside it, the last
+    one stepping through tiles of m x m; None for any other group."""
+    nodes = graph.nodes
+    if tuple(node.kind for node in nodes) != _CHAIN or len(nodes[2].axes) != _PRODUCT_RANK:
+        return None
+    if any(graph.consumers(index) != (index + 1,) for index in range(len(nodes) - 1)):
+        return None
+    between = nodes[3].write.tensor
+    steps = {
+        tuple(dim.div for dim in access.dims[1:3] if dim is not None)
+        for access in nodes[4].reads
+        if access.tensor == between
+    }
+    sizes = {size for pair in steps for size in pair}
+    if len(nodes[4].axes) != 4 or len(sizes) != 1 or (m := sizes.pop()) < 2:
+        return None
+    return TransformChain(0, 1, 2, 3, 4, m)
+
+
+def staged(node: TileNode, access: Access, core: Tile, register: Tile) -> bool:
+    """Whether several register tiles of one core tile read the same elements through `access`, so
+    that a copy close to them saves traffic."""
+    several = {axis for axis in node.space if core.extents[axis] > register.extents[axis]}
+    return any(not access.uses(axis) for axis in several) or any(
+        dim is not None
+        and any(dim.coeffs[axis] for axis in several)
+        and any(dim.coeffs[axis] and node.axes[axis].extent > 1 for axis in node.reduce)
         for dim in access.dims
     )

@@ -8,7 +8,11 @@ from tvm_ext.tile.axis import Tile
 
 
 class LevelTile(msgspec.Struct, frozen=True):
-    """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`)."""
+    """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`).
+
+    On a GPU `core` is a thread block, `shared` what it keeps in shared memory at once, `register`
+    one thread.
+    """
 
     level: str
     tile: Tile
@@ -24,13 +28,16 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `tile`, `rows`, `flat` or `loose`
+    rule      which writer lowers it: `tile`, `rows`, `flat` or `loose`; on GPUs `block` or
+              one of `block_rows`, `block_flat`, `block_loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
     order     axis numbers of the anchor, outermost loop first
     parallel  how many of the leading `core` loops are fused and run on all cores; 0 = serial
-    lanes     elements per vector instruction on the innermost axis; 1 = scalar
-    unroll    iterations of the innermost reduce axis unrolled into one loop body
+    lanes     elements per vector instruction on the innermost axis; 1 = scalar. On a GPU, where a
+              warp is the vector, threads side by side along it
+    unroll    iterations of the innermost reduce axis unrolled into one loop body (`block_flat`:
+              elements one thread loads at once)
     attach    other stages that keep a buffer, and the level whose loops they move into
     instruction  the instruction family the innermost loops are written for
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext.tile.classify import has_reuse, overlaps
-from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tir.read import read_schedule
 from tvm_ext.tvm_api import (
     PrimFunc,
@@ -32,10 +32,21 @@ class Prepared:
     blocks: tuple[SBlockRV, ...]
 
 
+WINDOW = 3
+"""Elements of one producer in one statement from which recomputing them costs more than memory."""
+
+
+def _is_window(consumer: TileNode, producer: TileNode) -> bool:
+    """Whether the consumer combines several elements of what the producer writes."""
+    reads = [access for access in consumer.reads if access.tensor == producer.write.tensor]
+    return len(reads) >= WINDOW
+
+
 def _inlinable(graph: TileGraph, index: int) -> bool:
     """Whether recomputing the node at each use costs no more than keeping its result.
 
-    Map into map is always so: uses of one element end up in one statement, where they are one.
+    Map into map is so: uses of one element end up in one statement, where they are one. Not so is a
+    window: each element would be computed again by every neighbour, unless that is free (padding).
     Into a reduction only if that is the sole consumer and reads each element once.
     """
     node = graph.nodes[index]
@@ -45,7 +56,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     if not consumers or any(consumer.kind == "opaque" for consumer in consumers):
         return False
     if all(consumer.kind == "map" for consumer in consumers):
-        return True
+        return node.flops_per_point == 0 or not any(_is_window(c, node) for c in consumers)
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 
 

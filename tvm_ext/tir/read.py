@@ -51,6 +51,8 @@ def flops(expr: Any) -> float:
     """Floating-point operations of one evaluation; index arithmetic is free."""
     if isinstance(expr, TensorLoad):
         return 0.0
+    if isinstance(expr, tirx.Select):
+        return flops(expr.condition) + max(flops(expr.true_value), flops(expr.false_value))
     own = 0.0
     if isinstance(expr, _ARITHMETIC) and _is_float(expr):
         own = 1.0

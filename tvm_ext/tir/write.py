@@ -7,7 +7,14 @@ from collections.abc import Callable
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared, prepare
+from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
+from tvm_ext.tir.write_gpu import (
+    write_block,
+    write_block_flat,
+    write_block_loose,
+    write_block_rows,
+)
 from tvm_ext.tir.write_rows import write_rows
 from tvm_ext.tir.write_tile import write_tile
 from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
@@ -21,9 +28,14 @@ def _write_nothing(prepared: Prepared, plan: TilePlan) -> None:
 
 RULES: dict[str, Rule] = {
     "tile": write_tile,
+    "chain": write_chain,
     "rows": write_rows,
     "flat": write_flat,
     "loose": _write_nothing,
+    "block": write_block,
+    "block_rows": write_block_rows,
+    "block_flat": write_block_flat,
+    "block_loose": _write_nothing,
 }
 
 
@@ -42,18 +54,31 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     check_plan(prepared, plan)
     try:
         RULES[plan.rule](prepared, plan)
-        anchored = set() if plan.rule == "loose" else {plan.anchor}
+        anchored = set() if RULES[plan.rule] is _write_nothing else {plan.anchor}
+        loose = write_block_loose if plan.rule.startswith("block") else write_loose
         named = {*anchored, *(entry.stage for entry in plan.attach if entry.level != "root")}
+        if plan.rule == "chain":
+            named = set(range(len(prepared.blocks)))
         for index in range(len(prepared.blocks)):
             if index not in named:
-                write_loose(prepared, index, plan)
+                loose(prepared, index, plan)
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     scheduled = prepared.schedule.mod["main"]
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
 
 
-LEVELS = {"tile": ("core", "register"), "rows": ("core",), "flat": ("core",), "loose": ()}
+LEVELS = {
+    "tile": ("core", "register"),
+    "chain": ("core", "register"),
+    "rows": ("core",),
+    "flat": ("core",),
+    "loose": (),
+    "block": ("core", "shared", "register"),
+    "block_rows": ("core",),
+    "block_flat": ("core",),
+    "block_loose": (),
+}
 
 
 def check_plan(prepared: Prepared, plan: TilePlan) -> None:

@@ -3,9 +3,13 @@
     max over k; exp; sum over k; divide   →   parallel rows: all four stages on one row in cache
 
 A reduction along contiguous memory keeps several vectors of partial results, so that it runs at
-vector speed and not at the latency of one addition after another (rfactor):
+vector speed and not at the latency of one addition after another, and adds them up as a tree
+(rfactor, several times):
 
-    for k: s += x[k]   →   for k/64: p[0:64] += x[k*64 : k*64+64];  for l: s += p[l]
+    for k: s += x[k]   →   for k/64: p[0:64] += x[k*64 : k*64+64]
+                           q[0:16] = p[0:16] + p[16:32] + ...;  r[0:8] = q[0:8] + q[8:16];  ...
+
+The partial results are small enough for the stack, where LLVM finds them registers.
 """
 
 from __future__ import annotations
@@ -32,10 +36,12 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
         raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
     attached = sorted(entry.stage for entry in plan.attach if entry.level == "core")
+    for other in prepared.blocks:
+        if not schedule.get_loops(other):
+            schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
     partial = {
-        stage: split
+        stage: _partial_reductions(prepared, stage, plan.lanes)
         for stage in (*attached, plan.anchor)
-        if (split := _partial_reduction(prepared, stage, plan.lanes)) is not None
     }
     loops = schedule.get_loops(block)
     row = None
@@ -52,39 +58,39 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
             inner = schedule.get_loops(prepared.blocks[stage])
             if own.kind == "map" and inner:
                 vectorise_last(schedule, inner[-1], plan.lanes, hint=is_affine(own))
-        if stage in partial:
+        for part in reversed(partial[stage]):
             if row is not None:
-                schedule.compute_at(partial[stage], row, preserve_unit_loops=True)
-            zeroed.append(_vectorise_partial(prepared, partial[stage], plan.lanes, row is not None))
+                schedule.compute_at(part, row, preserve_unit_loops=True)
+            zeroed.append(_vectorise_partial(prepared, part, plan.lanes, row is not None))
     if plan.parallel and row is not None:
         schedule.parallel(row)
     for part, loop in zeroed:
         schedule.decompose_reduction(part, loop)
 
 
-def _partial_reduction(prepared: Prepared, stage: int, lanes: int) -> SBlockRV | None:
-    """Splits a reduction over contiguous memory into partial ones; None if it is not one.
+def _partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBlockRV]:
+    """Splits a reduction over contiguous memory into partial ones, the longest first, each half as
+    wide as the one before from one vector on; empty if it is no such reduction.
 
     The extent must hold whole vectors: TVM's rfactor drops the predicate of a tail.
     """
     schedule, node = prepared.schedule, prepared.graph.nodes[stage]
     if node.kind != "reduce" or lanes <= 1:
-        return None
-    if not node.space and len(prepared.blocks) > 1:
-        return None  # TVM's rfactor fails beside a block without loops
+        return []
     last = node.reduce[-1]
     shapes = [tensor.shape for tensor in prepared.graph.tensors]
     if any(access.stride(last, shapes[access.tensor]) not in (0, 1) for access in node.reads):
-        return None
+        return []
     extent = node.axes[last].extent
     width = next((lanes * n for n in PARTIAL_VECTORS if extent % (lanes * n) == 0), 0)
-    if not width:
-        return None
-    loop = schedule.get_loops(prepared.blocks[stage])[last]
-    _, lane = schedule.split(loop, [None, width])
-    part = schedule.rfactor(lane, len(node.write.dims))
-    schedule.set_scope(part, 0, "local")
-    return part
+    parts = []
+    loop = schedule.get_loops(prepared.blocks[stage])[last] if width else None
+    while width > 1:
+        _, lane = schedule.split(loop, [None, width])
+        parts.append(schedule.rfactor(lane, len(node.write.dims)))
+        loop = lane
+        width = lanes if width > lanes else width // 2
+    return parts
 
 
 def _vectorise_partial(
@@ -101,7 +107,8 @@ def _vectorise_partial(
     else:  # the loops as they were split: space, reduction, partial results
         partial, rest = loops[-1], loops[:-1]
         first = loops[sum(iv.iter_type == 0 for iv in iters) - 1]
-    chunk, lane = schedule.split(partial, [None, lanes])
+    width = int(schedule.get(partial).extent)
+    chunk, lane = schedule.split(partial, [None, min(lanes, width)])
     schedule.reorder(*rest, chunk, lane)
     schedule.unroll(chunk)
     schedule.vectorize(lane)

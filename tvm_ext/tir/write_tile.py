@@ -113,12 +113,12 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     if lane is not None:
         schedule.vectorize(lane)
     if epilogue is not None:
-        _register_epilogue(schedule, epilogue, plan.lanes)
+        register_epilogue(schedule, epilogue, plan.lanes)
     if reduces and reduce:
         schedule.decompose_reduction(block, sweep[reduce[0]])
 
 
-def _register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+def register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
     """Unrolls the epilogue over the register tile, its last axis in vectors."""
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     extent = int(schedule.get(loops[-1]).extent)

@@ -1,0 +1,115 @@
+"""Inference engines: from an ONNX file to a function that runs it, all in fp32 on CPU threads."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Inputs = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Loaded:
+    """A model in an engine.
+
+    run    one inference on the inputs it was loaded with; outputs in model order
+    facts  what the engine knows of its own code
+    save   writes what it compiled as a file to load later, if it can
+    """
+
+    run: Callable[[], list[np.ndarray]]
+    facts: dict[str, Any] = field(default_factory=dict)
+    save: Callable[[Path], object] | None = None
+
+
+Load = Callable[[str, Inputs, int], Loaded]
+
+
+def _load_onnxruntime(optimise: bool) -> Load:
+    def load(path: str, inputs: Inputs, threads: int) -> Loaded:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+        )
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return Loaded(lambda: session.run(None, dict(inputs)))
+
+    return load
+
+
+def _load_openvino(path: str, inputs: Inputs, threads: int) -> Loaded:
+    import openvino
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",  # it would take bf16 where the CPU has it
+    }
+    request = openvino.compile_model(path, "CPU", settings).create_infer_request()
+
+    def run() -> list[np.ndarray]:
+        request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+        return [output.data for output in request.output_tensors]
+
+    return Loaded(run)
+
+
+def _load_torch(path: str, inputs: Inputs, threads: int) -> Loaded:
+    from torch_engine import load
+
+    return Loaded(load(path, inputs, threads))
+
+
+def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Loaded:
+    import tvm_ext
+
+    if path.endswith(".so"):
+        compiled = tvm_ext.load(path, num_threads=threads)
+    else:
+        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
+        compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
+    return Loaded(
+        lambda: list(compiled(dict(inputs))), _kernel_facts(compiled.manifest), compiled.save
+    )
+
+
+def _kernel_facts(manifest: Any) -> dict[str, Any]:
+    """How many kernels there are, how many fell back, and the time of the model's roofline: the sum
+    over its kernels of arithmetic at peak or traffic at full bandwidth, whichever takes longer."""
+    import msgspec
+
+    from tvm_ext.hardware import resolve
+    from tvm_ext.picker import roof
+
+    hardware = msgspec.structs.replace(resolve("cpu"), cores=manifest.num_threads)
+    groups = manifest.groups
+    return {
+        "roof_us": sum(group.calls * roof(group, hardware).latency_us for group in groups),
+        "kernels": len(groups),
+        "fallbacks": sum(group.source in ("loose", "none") for group in groups),
+    }
+
+
+LOADERS: dict[str, Load] = {
+    "tvm_ext": _load_tvm_ext,
+    "onnxruntime": _load_onnxruntime(optimise=True),
+    "onnxruntime-noopt": _load_onnxruntime(optimise=False),
+    "openvino": _load_openvino,
+    "torch": _load_torch,
+}
+_PACKAGES = {"onnxruntime-noopt": ("onnxruntime",), "torch": ("torch", "onnx2torch")}
+
+
+def installed(engine: str) -> bool:
+    """Whether the engine's packages can be imported here."""
+    packages = _PACKAGES.get(engine, (engine,))
+    return all(importlib.util.find_spec(package) is not None for package in packages)

@@ -1,0 +1,157 @@
+"""Winograd convolution equals direct convolution, in every form of plan, on awkward shapes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
+from tvm_ext.errors import PlanError
+from tvm_ext.hardware import get, resolve
+from tvm_ext.measure.build import Built, build
+from tvm_ext.picker import pick, predict
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tir import prepare, read, write
+from tvm_ext.tvm_api import PrimFunc, Target, te, tirx, tvm
+
+LANES = 16
+BOUNDS = {2: 2e-6, 4: 2e-5}
+"""max|error| / max|y| of F(m x m) against float64, as `compute.winograd` states it."""
+
+SHAPES = {
+    # name: (batch, height, width, in, out, pads before, pads after)
+    "whole tiles": (1, 16, 24, 32, 32, (1, 1), (1, 1)),
+    "cut tiles": (1, 14, 13, 16, 32, (1, 1), (1, 1)),
+    "one tile": (1, 3, 3, 16, 16, (1, 1), (1, 1)),
+    "one pixel": (1, 1, 1, 16, 16, (1, 1), (1, 1)),
+    "no padding": (1, 11, 10, 16, 48, (0, 0), (0, 0)),
+    "uneven padding": (1, 9, 12, 16, 16, (0, 2), (1, 0)),
+    "batch": (3, 8, 8, 16, 32, (1, 1), (1, 1)),
+    "narrow input": (1, 12, 12, 4, 64, (1, 1), (1, 1)),
+    "odd vectors": (1, 12, 9, 20, 80, (1, 1), (1, 1)),
+    "many channels": (1, 6, 6, 512, 16, (1, 1), (1, 1)),
+    "prime": (1, 17, 19, 12, 112, (1, 1), (1, 1)),
+}
+
+
+def geometry_of(name: str) -> ConvGeometry:
+    *_, inner, outer, before, after = SHAPES[name]
+    ones = (1, 1)
+    return ConvGeometry((3, 3), ones, before, after, ones, 1, inner, outer)
+
+
+def program(name: str, m: int) -> PrimFunc:
+    """Winograd with a bias and a ReLU behind it."""
+    geometry = geometry_of(name)
+    x = te.placeholder(SHAPES[name][:4], "float32", "x")
+    w = te.placeholder(packed_shape(geometry, LANES, m), "float32", "w")
+    b = te.placeholder((geometry.out_channels,), "float32", "b")
+    y = winograd(x, w, geometry, m)
+    zero = tirx.const(0.0, "float32")
+    z = te.compute(y.shape, lambda *at: te.max(y[at] + b[at[-1]], zero), name="bias_relu")
+    return te.create_prim_func([x, w, b, z])
+
+
+@cache
+def arrays(name: str) -> tuple[np.ndarray, ...]:
+    """Input, weight, bias, and the direct convolution in float64."""
+    batch, height, width, inner, outer, before, after = SHAPES[name]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, height, width, inner)).astype(np.float32)
+    w = (rng.standard_normal((outer, 3, 3, inner)) * (2 / (9 * inner)) ** 0.5).astype(np.float32)
+    b = rng.standard_normal(outer).astype(np.float32)
+    padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0))).astype(np.float64)
+    rows, columns = padded.shape[1] - 2, padded.shape[2] - 2
+    y = sum(
+        padded[:, i : i + rows, j : j + columns] @ w[:, i, j].T.astype(np.float64)
+        for i in range(3)
+        for j in range(3)
+    )
+    return x, w, b, np.maximum(y + b, 0)
+
+
+def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
+    """The picker's first choice, and the best of each form in the first tens."""
+    graph = read_prepared(program(name, m))
+    plans = [candidate.plan for candidate in pick(graph, resolve(machine), 60)]
+    levels = {plan.attach[0].level: plan for plan in reversed(plans) if plan.rule == "chain"}
+    return list(dict.fromkeys((plans[0], plans[-1], *levels.values())))
+
+
+def read_prepared(func: PrimFunc) -> TileGraph:
+    prepared = prepare(func)
+    assert prepared is not None
+    return prepared.graph
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_direct_convolution(name: str, m: int) -> None:
+    x, w, b, expected = arrays(name)
+    packed = transform_weight(w, LANES, m)
+    plans = some_plans(name, m, "cpu/host")
+    for plan in plans:
+        built = build(write(program(name, m), plan), Target(resolve("cpu/host").target))
+        assert isinstance(built, Built), built
+        out = tvm.runtime.tensor(np.full(expected.shape, np.nan, np.float32))
+        built.main(*(tvm.runtime.tensor(a) for a in (x, packed, b)), out)
+        error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
+        assert error < BOUNDS[m], plan
+
+
+@pytest.mark.parametrize("machine", ["cpu/x86-sse", "cpu/x86-avx2", "cpu/x86-avx512"])
+@pytest.mark.parametrize("m", [2, 4])
+def test_narrower_vectors(machine: str, m: int) -> None:
+    x, w, b, expected = arrays("cut tiles")
+    packed = transform_weight(w, LANES, m)
+    for plan in some_plans("cut tiles", m, machine):
+        built = build(write(program("cut tiles", m), plan), Target(get(machine).target))
+        assert isinstance(built, Built), built
+        out = tvm.runtime.empty(expected.shape, "float32")
+        built.main(*(tvm.runtime.tensor(a) for a in (x, packed, b)), out)
+        error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
+        assert error < BOUNDS[m], plan
+
+
+def test_the_chain_is_read_from_its_structure() -> None:
+    graph = read_prepared(program("cut tiles", 4))
+    chain = transform_chain(graph)
+    assert chain is not None
+    assert chain.m == 4
+    assert graph.nodes[chain.product].kind == "reduce"
+    plain = te.placeholder((8, 8), "float32", "x")
+    k = te.reduce_axis((0, 8), "k")
+    total = te.compute((8,), lambda i: te.sum(plain[i, k], axis=k))
+    other = read(te.create_prim_func([plain, total]))
+    assert other is not None
+    assert transform_chain(other) is None
+
+
+def test_refuses_plans_that_leave_tails() -> None:
+    func = program("cut tiles", 2)
+    graph = read_prepared(func)
+    inside = next(
+        c.plan for c in pick(graph, resolve("cpu/host"), 60) if c.plan.attach[0].level == "core"
+    )
+    core = list(inside.at("core").extents)
+    cut = Tile((*core[:3], 2, *core[4:]))  # 7 tiles of rows: the last core tile would be partial
+    tiles = (LevelTile("core", cut), *inside.tiles[1:])
+    with pytest.raises(PlanError):
+        write(func, replace(inside, tiles=tiles))
+    with pytest.raises(PlanError):
+        write(func, replace(inside, attach=(Attach(0, "core"), Attach(1, "root"))))
+
+
+def test_predicts_every_plan_it_makes() -> None:
+    graph = read_prepared(program("whole tiles", 4))
+    for candidate in pick(graph, resolve("cpu/host"), 60):
+        again = predict(graph, candidate.plan, resolve("cpu/host"))
+        assert again == candidate.estimate
+        assert again.latency_us > 0

@@ -1,0 +1,187 @@
+"""From planned kernels to a runnable model: compiled on all cores, checked, linked.
+
+    plans arrive one by one → each kernel is compiled on a thread of its own → checked when ready
+    → replaced by its task's next option if it is refused or wrong → linked with the VM's code
+
+Kernels are modules of their own: compiling releases Python's lock, so planning and checking go on
+meanwhile, and a kernel that TVM refuses concerns no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+from tvm_ext.hardware import physical_cores
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.measure.build import Built
+from tvm_ext.measure.build import build as compile_kernel
+from tvm_ext.measure.job import Failure
+from tvm_ext.passes import apply_plans, lowering_passes
+from tvm_ext.planner import Planned, Task, hash_text, next_option
+from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
+from tvm_ext.runtime.artifact import with_manifest
+from tvm_ext.runtime.executor import Compiled
+from tvm_ext.shield import shield
+from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, Target, tvm, tvm_version
+from tvm_ext.verify import check, has_reference
+
+Notify = Callable[[str], None]
+
+
+def quiet(_: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model as groups: what `compile`, `tune` and `replay` start from."""
+
+    mod: IRModule
+    hardware: HardwareModel
+    tasks: dict[str, Task]
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def distinct(self) -> dict[str, Task]:
+        """One task for each signature."""
+        return {task.signature: task for task in self.tasks.values()}
+
+    @property
+    def runnable(self) -> bool:
+        """Whether this machine can run the kernels."""
+        return self.hardware.name == "cpu/host"
+
+
+def assemble(
+    lowered: Lowered,
+    planned: Iterable[Planned],
+    notes: tuple[str, ...],
+    *,
+    verify: bool,
+    say: Notify = quiet,
+) -> Compiled:
+    """Compiles and links the planned kernels of a module, one for each of its functions.
+
+    A kernel that TVM cannot compile, or that is wrong, gives way to the task's next option; the
+    options end with the function as TVM wrote it. Raises ModelError if even that is refused.
+    """
+    if not lowered.runnable:
+        notes = (*notes, f"not verified: {lowered.hardware.name} is not this machine")
+    count = len(lowered.tasks)
+    checker = Checker(lowered, verify and lowered.runnable)
+    kernels: dict[str, Built] = {}
+    done: dict[str, Planned] = {}
+    with ThreadPoolExecutor(physical_cores()) as pool:
+        jobs = [(entry, pool.submit(checker.compile, entry)) for entry in planned]
+        for place, (entry, job) in enumerate(jobs):
+            say(f"kernel {place + 1} of {count}: {entry.task.kind}")
+            name = entry.task.name
+            done[name], kernels[name] = checker.settle(entry, job.result())
+    say("linking")
+    return link(lowered, {name: done[name] for name in lowered.tasks}, kernels, notes)
+
+
+class Checker:
+    """Compiles and checks kernels of one model; equal kernels are checked once."""
+
+    def __init__(self, lowered: Lowered, checked: bool) -> None:
+        self._model = lowered.name
+        self._target = Target(lowered.hardware.target)
+        self._runnable = lowered.runnable
+        self._checked = checked
+        self._verdicts: dict[tuple[str, str], str] = {}
+
+    def compile(self, entry: Planned) -> Built | Failure:
+        """The kernel's machine code."""
+        return compile_kernel(entry.func, self._target, entry.task.name, run=self._runnable)
+
+    def settle(self, entry: Planned, built: Built | Failure) -> tuple[Planned, Built]:
+        """The first of the task's options, from the present one on, that compiles and is right."""
+        while True:
+            if isinstance(built, Failure):
+                if not entry.rest:
+                    raise ModelError(
+                        f"model {self._model}: TVM cannot build {entry.task.name}: {built.message}"
+                    )
+                reason = f"{built.kind}: {built.message}"
+            else:
+                reason = self._wrong(entry, built)
+                if not reason:
+                    entry.verified = (
+                        self._checked and has_reference(entry.task) and not entry.disputed
+                    )
+                    return entry, built
+            entry = next_option(entry, reason)
+            built = self.compile(entry)
+
+    def _wrong(self, entry: Planned, built: Built) -> str:
+        if not self._checked or entry.disputed:
+            return ""
+        key = (entry.task.signature, entry.tir_hash)
+        if key not in self._verdicts:
+            found: list[str] = []
+            with shield("the check itself", found):
+                self._verdicts[key] = check(entry, built.main)
+            self._verdicts.setdefault(key, "".join(found))
+        return f"wrong: {verdict}" if (verdict := self._verdicts[key]) else ""
+
+
+def link(
+    lowered: Lowered,
+    planned: dict[str, Planned],
+    kernels: dict[str, Built],
+    notes: tuple[str, ...],
+) -> Compiled:
+    """The model's VM code with its kernels, the manifest inside it.
+
+    One small kernel is compiled again with the VM's code: TVM gives a module without any kernel a
+    form that can only be run from a file.
+    """
+    target = Target(lowered.hardware.target)
+    manifest = make_manifest(lowered, planned, notes)
+    module = with_manifest(apply_plans(lowered.mod, planned), manifest)
+    kept = min(kernels, key=lambda name: planned[name].group().flops, default="")
+    with target:
+        lowest = tvm.transform.Sequential(lowering_passes())(module)
+        rest = IRModule(
+            {
+                variable: function
+                for variable, function in lowest.functions.items()
+                if variable.name_hint == kept or variable.name_hint not in kernels
+            }
+        )
+        executable = tvm.compile(
+            rest, target=target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE
+        )
+    for name, kernel in kernels.items():
+        if name != kept:
+            executable.mod.import_module(kernel.module)
+    return Compiled(executable, manifest)
+
+
+def make_manifest(
+    lowered: Lowered, planned: dict[str, Planned], notes: tuple[str, ...]
+) -> Manifest:
+    """What the artifact says of itself. The code hash covers every kernel's scheduled text."""
+    hashes = sorted(f"{entry.task.signature} {entry.tir_hash}" for entry in planned.values())
+    return Manifest(
+        version=MANIFEST_VERSION,
+        model=lowered.name,
+        hardware=lowered.hardware.fingerprint(),
+        hardware_name=lowered.hardware.name,
+        target=str(Target(lowered.hardware.target)),
+        num_threads=lowered.hardware.cores,
+        inputs=lowered.inputs,
+        outputs=lowered.outputs,
+        groups=tuple(entry.group() for entry in planned.values()),
+        code_hash=hash_text("\n".join(hashes)),
+        versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
+        notes=notes,
+    )

@@ -1,0 +1,115 @@
+"""Convolution to tensor programs: the algorithm by the picker's model, weights packed on the way.
+
+conv2d(x, W, NHWC)  →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
+                    or call_tir(winograd, x, G W G^T packed [a, b, O/B, C, B])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.compute.blocking import choose_block
+from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
+from tvm_ext.compute.winograd import applies as winograd_applies
+from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
+from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.tvm_api import PrimFunc, constant_array, relax, te, topi
+
+FUSES_EPILOGUE = {"op_pattern": 4}
+CONVOLUTIONS = {
+    "relax.nn.conv1d": ("NWC", "OWI"),
+    "relax.nn.conv2d": ("NHWC", "OHWI"),
+    "relax.nn.conv3d": ("NDHWC", "ODHWI"),
+}
+"""Operators with the layouts of data and weight this rule takes."""
+DIRECT = 0
+"""The algorithm that is no Winograd tile."""
+
+
+def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
+    """Channels-last convolution by a constant; None for other layouts and weights."""
+    attrs = call.attrs
+    data_layout, kernel_layout = CONVOLUTIONS[str(call.op.name)]
+    weight = constant_array(call.args[1])
+    shape = static_shape(call.args[0])
+    if weight is None or shape is None or weight.dtype != np.float32:
+        return None
+    if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
+        return None
+    if str(attrs.out_layout) not in ("", data_layout):
+        return None
+    rank = len(shape) - 2
+    padding = ints(attrs.padding)
+    geometry = ConvGeometry(
+        kernel=weight.shape[1:-1],
+        strides=ints(attrs.strides),
+        pad_before=padding[:rank],
+        pad_after=padding[rank:],
+        dilation=ints(attrs.dilation),
+        groups=int(attrs.groups),
+        in_channels=shape[-1],
+        out_channels=weight.shape[0],
+    )
+    m = choose_algorithm(
+        geometry, tuple(shape), options.lanes, options.winograd, options.predict_us
+    )
+    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
+    x = call.args[0]
+    if m != DIRECT:
+        return builder.call_te(
+            lambda data, filters: winograd(data, filters, geometry, m),
+            x,
+            relax.const(transform_weight(weight, options.lanes, m)),
+            primfunc_name_hint=f"{name}_winograd{m}",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+    if geometry.groups > 1 and not geometry.depthwise:
+        groups = geometry.groups
+        split = (*shape[:-1], groups, shape[-1] // groups)
+        x = builder.emit_te(topi.reshape, x, split)
+    result = builder.call_te(
+        lambda data, filters: conv(data, filters, geometry, options.lanes),
+        x,
+        relax.const(pack_weight(weight, geometry, options.lanes)),
+        primfunc_name_hint=name,
+        primfunc_attrs=FUSES_EPILOGUE,
+    )
+    if geometry.ragged(options.lanes):
+        out = (shape[0], *geometry.out_size(shape[1:-1]), geometry.out_channels)
+        return builder.call_te(topi.reshape, builder.emit(result), out)
+    return result
+
+
+@lru_cache(maxsize=1024)
+def choose_algorithm(
+    geometry: ConvGeometry,
+    shape: tuple[int, ...],
+    lanes: int,
+    tiles: tuple[int, ...],
+    predict_us: Callable[[PrimFunc], float] | None,
+) -> int:
+    """DIRECT, or the one of the output `tiles` whose Winograd form is predicted to be fastest."""
+    if predict_us is None or not winograd_applies(geometry, lanes):
+        return DIRECT
+    smallest = min(geometry.out_size(shape[1:-1]))
+    choices = (DIRECT, *(m for m in tiles if m < smallest))
+    times = {m: predict_us(_program(geometry, shape, lanes, m)) for m in choices}
+    return min(times, key=times.__getitem__)
+
+
+def _program(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> Any:
+    """The convolution by one algorithm as a PrimFunc of data and packed weight."""
+    data = te.placeholder(shape, "float32", name="data")
+    if m == DIRECT:
+        block = choose_block(geometry.out_channels, lanes)
+        packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
+        filters = te.placeholder(packed, "float32", name="filters")
+        result = conv(data, filters, geometry, lanes)
+    else:
+        filters = te.placeholder(packed_shape(geometry, lanes, m), "float32", name="filters")
+        result = winograd(data, filters, geometry, m)
+    return te.create_prim_func([data, filters, result])

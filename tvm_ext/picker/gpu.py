@@ -1,0 +1,272 @@
+"""Plans for GPUs: a CPU's tiles, aligned to warps and memory transactions (Roller §3.2).
+
+A core tile is what a thread block computes, the `shared` tile the step of the reduction it keeps in
+shared memory, the register tile what one thread computes. `lanes` counts the threads that work side
+by side along contiguous memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.align import packed_divisor
+from tvm_ext.picker.anchor import choose_anchor, epilogue_of, hidden_work, row_tile, widest_bytes
+from tvm_ext.picker.gpu_perf import (
+    estimate_block,
+    limits,
+    resident_blocks,
+    streaming_blocks,
+)
+from tvm_ext.picker.perf import Candidate, Estimate, producers
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import vector_axis, vectorisable
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+REGISTER_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))
+"""Rows by columns of one thread: register reuse until accumulators crowd out warps."""
+BLOCK_THREADS = (64, 128, 256)
+THREADS_ACROSS = (8, 16, 32)
+"""Threads along contiguous memory: 32 bytes, a memory transaction, or more."""
+STEPS = (8, 16, 32)
+"""Iterations of the reduction kept in shared memory: 32 bytes of a contiguous operand or more."""
+PACKED_THREADS = 64
+"""Most threads across for the sake of covering a whole packed block."""
+FLAT_THREADS = 256
+FETCH_BYTES = 16
+FETCHES = 4
+"""Loads of one thread in a flat block, so that several are on their way at once."""
+
+
+def pick_blocks(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Candidate]:
+    """The best `count` plans of a group on a GPU, best first; empty if no stage can be planned."""
+    anchor = choose_anchor(graph)
+    if anchor is None or hidden_work(graph):
+        return []
+    node = graph.nodes[anchor]
+    if node.kind == "map":
+        return [flat_blocks(graph, anchor, hardware)]
+    found: list[Candidate] = []
+    if vectorisable(graph, node):
+        plans = dict.fromkeys(block_plans(graph, anchor, hardware))
+        found = [Candidate(plan, estimate_block(graph, plan, hardware)) for plan in plans]
+    if not found:
+        rows = row_blocks(graph, hardware)
+        found = [rows] if rows else [loose_blocks(graph, anchor, hardware)]
+    return sorted(found, key=lambda candidate: candidate.estimate.latency_us)[:count]
+
+
+def predict_blocks(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
+    """Predicted time of any GPU plan of the group, wherever it came from."""
+    if plan.rule == "block":
+        return estimate_block(graph, plan, hw)
+    node = graph.nodes[plan.anchor]
+    tiled = any(entry.level == "core" for entry in plan.tiles) and plan.rule != "block_loose"
+    blocks = prod(plan.at("core").counts(node.axes)) if tiled else hw.cores
+    return streaming_blocks(graph, hw, blocks)
+
+
+def block_plans(graph: TileGraph, anchor: int, hw: HardwareModel) -> Iterator[TilePlan]:
+    """Aligned block tiles that fit one multiprocessor."""
+    node = graph.nodes[anchor]
+    vector = vector_axis(node)
+    if vector is None:
+        return
+    epilogue = epilogue_of(graph, anchor)
+    attach = [Attach(epilogue, "register")] if epilogue is not None else []
+    attach += [Attach(stage, "shared") for stage in free_producers(graph, anchor)]
+    space = tuple(axis for axis in node.space if axis != vector)
+    divisor = packed_divisor(node, vector)
+    for height, width in REGISTER_TILES:
+        for threads in BLOCK_THREADS:
+            for across in THREADS_ACROSS:
+                core, register = spatial_tiles(node, vector, (height, width), threads, across)
+                if divisor and core[vector] % divisor and divisor % core[vector]:
+                    continue
+                for step in STEPS:
+                    shared = Tile(reduce_step(node, core, step))
+                    plan = TilePlan(
+                        rule="block",
+                        anchor=anchor,
+                        tiles=(
+                            LevelTile("core", Tile(with_whole_reduction(node, core))),
+                            LevelTile("shared", shared),
+                            LevelTile("register", Tile(register)),
+                        ),
+                        order=(*space, vector, *node.reduce),
+                        parallel=len(node.space),
+                        lanes=core[vector] // register[vector],
+                        unroll=1,
+                        attach=tuple(attach),
+                    )
+                    if resident_blocks(graph, node, plan, hw):
+                        yield plan
+
+
+def spatial_tiles(
+    node: TileNode, vector: int, size: tuple[int, int], threads: int, across: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Block and thread extents: `size` rows by columns a thread, `across` threads along the vector
+    axis, the rest along the rows, from the innermost outwards while whole axes are covered."""
+    core, register = [1] * len(node.axes), [1] * len(node.axes)
+    register[vector] = fitting(node.axes[vector].extent, size[1])
+    packed = packed_divisor(node, vector) // register[vector]
+    across = packed if across < packed <= PACKED_THREADS else across
+    core[vector] = grown(node.axes[vector].extent, register[vector], across)
+    across = core[vector] // register[vector]
+    left = max(1, threads // across)
+    rows = [axis for axis in reversed(node.space) if axis != vector and node.axes[axis].extent > 1]
+    for place, axis in enumerate(rows):
+        extent = node.axes[axis].extent
+        register[axis] = fitting(extent, size[0]) if place == 0 else 1
+        core[axis] = grown(extent, register[axis], left)
+        left //= core[axis] // register[axis]
+        if core[axis] < extent or left <= 1:
+            break
+    return tuple(core), tuple(register)
+
+
+def fitting(extent: int, size: int) -> int:
+    """`size`, or a smaller divisor of the extent down to half of it, so that no tail is left."""
+    size = min(size, extent)
+    return next((s for s in range(size, (size + 1) // 2 - 1, -1) if extent % s == 0), size)
+
+
+def grown(extent: int, unit: int, count: int) -> int:
+    """`count` units, or down to half as many that divide the extent; never beyond the extent."""
+    count = max(1, min(count, extent // unit))
+    wanted = range(count, (count + 1) // 2 - 1, -1)
+    return unit * next((n for n in wanted if n and extent % (unit * n) == 0), count)
+
+
+def reduce_step(node: TileNode, core: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The block tile with `size` iterations of the reduction, innermost axes first."""
+    extents = list(core)
+    for axis in reversed(node.reduce):
+        extents[axis] = fitting(node.axes[axis].extent, max(1, size))
+        size //= extents[axis]
+    return tuple(extents)
+
+
+def with_whole_reduction(node: TileNode, core: tuple[int, ...]) -> tuple[int, ...]:
+    """The block tile with every reduce axis in full: no reduction is shared out over blocks."""
+    pairs = zip(node.axes, core, strict=True)
+    return tuple(axis.extent if axis.kind == "reduce" else size for axis, size in pairs)
+
+
+def free_producers(graph: TileGraph, anchor: int) -> list[int]:
+    """Stages before the anchor that only move data to it (padding): fetching can do their work."""
+    return [
+        stage
+        for stage in producers(graph, anchor)
+        if graph.nodes[stage].flops_per_point == 0 and graph.consumers(stage) == (anchor,)
+    ]
+
+
+def flat_blocks(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
+    """Contiguous boxes of a map stage, several 16-byte loads a thread; smaller ones where there
+    would be fewer than multiprocessors (Roller §3.4, scale-out)."""
+    node = graph.nodes[anchor]
+    points = prod(node.extents)
+    warp = limits(hw).warp
+    unroll = max(1, FETCH_BYTES // widest_bytes(graph, node))
+    unroll = unroll if walks_rows(graph, node, unroll) else 1
+    threads = FLAT_THREADS
+    while threads > warp and points < threads * unroll * hw.cores:
+        threads //= 2
+    fetches = max(1, min(FETCHES, points // (threads * unroll * hw.cores)))
+    tile = contiguous_box(node, threads * unroll * fetches, unroll)
+    plan = TilePlan(
+        rule="block_flat",
+        anchor=anchor,
+        tiles=(LevelTile("core", tile),),
+        order=tuple(range(len(node.axes))),
+        parallel=len(node.axes),
+        lanes=threads,
+        unroll=unroll,
+    )
+    return Candidate(plan, streaming_blocks(graph, hw, prod(tile.counts(node.axes))))
+
+
+def walks_rows(graph: TileGraph, node: TileNode, width: int) -> bool:
+    """Whether `width` neighbours along the last axis are, in every tensor, one aligned piece of
+    memory or a single element."""
+    last = len(node.axes) - 1
+    if last < 0 or node.axes[last].extent % width:
+        return False
+    for access in (*node.reads, node.write):
+        shape = graph.tensors[access.tensor].shape
+        if not access.uses(last):
+            continue
+        *outer, row = access.dims
+        if row is None or any(dim is None or dim.coeffs[last] for dim in outer):
+            return False
+        unit = tuple(int(axis == last) for axis in range(last + 1))
+        if row.coeffs != unit or row.div > 1 or row.mod or row.offset % width or shape[-1] % width:
+            return False
+    return True
+
+
+def contiguous_box(node: TileNode, points: int, unit: int) -> Tile:
+    """A contiguous box of about so many iterations: whole inner axes, one cut, ones outside. The
+    last axis is cut between units."""
+    extents, left = [1] * len(node.axes), max(1, points)
+    for axis in range(len(node.axes) - 1, -1, -1):
+        extent = node.axes[axis].extent
+        extents[axis] = unit * fitting(extent // unit, max(1, left // unit))
+        left //= extents[axis]
+        unit = 1
+        if extents[axis] < extent:
+            break
+    return Tile(tuple(extents))
+
+
+def row_blocks(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
+    """One row of the last stage per block, all stages on it, what lies between them in shared
+    memory; None if rows share work or do not fit."""
+    found = row_tile(graph)
+    if found is None:
+        return None
+    tile, rows, tiles = found
+    anchor = len(graph.nodes) - 1
+    node, limit = graph.nodes[anchor], limits(hw)
+    longest = max(own.points for own in tiles.values())
+    threads = limit.warp
+    while threads < FLAT_THREADS and 2 * threads <= longest:
+        threads *= 2
+    kept = sum(
+        prod(tiles[stage].extents[axis] for axis in graph.nodes[stage].space)
+        * graph.tensors[graph.nodes[stage].write.tensor].dtype_bytes
+        for stage in tiles
+        if stage != anchor
+    )
+    partial = sum(threads * widest_bytes(graph, other) for other in graph.nodes if other.reduce)
+    if kept + partial > limit.shared_bytes:
+        return None
+    plan = TilePlan(
+        rule="block_rows",
+        anchor=anchor,
+        tiles=(LevelTile("core", tile),),
+        order=tuple(range(len(node.axes))),
+        parallel=rows,
+        lanes=threads,
+        attach=tuple(Attach(stage, "core") for stage in range(anchor)),
+    )
+    blocks = prod(node.axes[axis].extent for axis in node.space[:rows])
+    return Candidate(plan, streaming_blocks(graph, hw, blocks))
+
+
+def loose_blocks(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
+    """Every stage as a kernel of its own, one thread per element: the fallback."""
+    node = graph.nodes[anchor]
+    plan = TilePlan(
+        rule="block_loose",
+        anchor=anchor,
+        tiles=(),
+        order=tuple(range(len(node.axes))),
+        parallel=1,
+        lanes=FLAT_THREADS,
+    )
+    return Candidate(plan, streaming_blocks(graph, hw, hw.cores))

@@ -1,0 +1,22 @@
+"""Predicted time of any plan of a group, wherever the plan came from: picker, search or log."""
+
+from __future__ import annotations
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.chain import chain_estimate
+from tvm_ext.picker.gpu import predict_blocks
+from tvm_ext.picker.perf import Estimate, estimate, streaming
+from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import TilePlan
+
+
+def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
+    """Predicted time of `plan` on `hw`, in microseconds, launch included."""
+    if hw.kind == "cuda":
+        return predict_blocks(graph, plan, hw)
+    if plan.rule == "tile":
+        return estimate(graph, plan, hw)
+    if plan.rule == "chain" and (chain := transform_chain(graph)):
+        return chain_estimate(graph, chain, plan, hw)
+    return streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)

@@ -21,7 +21,7 @@ from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import overlapped_us, pick
+from tvm_ext.picker import pick
 from tvm_ext.planner import Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.tir import prepare
@@ -59,16 +59,11 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
 
 
 def predicted_us(func: PrimFunc, hardware: HardwareModel) -> float:
-    """Predicted time of a PrimFunc by its best plan, its constant operand read from DRAM meanwhile;
-    infinite where there is no plan. Compares algorithms for one operator."""
+    """Predicted time of a PrimFunc by its best plan, infinite where there is none: compares
+    algorithms for one operator."""
     prepared = prepare(func)
     found = pick(prepared.graph, hardware) if prepared else []
-    if not prepared or not found:
-        return inf
-    weight_bytes = [t.size_bytes for t in prepared.graph.tensors if t.role == "input"][1:]
-    dram = hardware.level("dram")
-    reading_us = sum(weight_bytes) / (dram.total_gbps or dram.gbps * hardware.cores) / 1e3
-    return overlapped_us(found[0].estimate.latency_us, reading_us)
+    return found[0].estimate.latency_us if found else inf
 
 
 def lowering_passes() -> list[Any]:

@@ -68,6 +68,35 @@ STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
 
 
+def element_bytes(buffer: Any) -> int:
+    """Bytes of one element of a buffer."""
+    bits: int = tvm.runtime.DataType(str(buffer.dtype)).bits
+    return max(1, bits // 8)
+
+
+def substitute(expr: Any, values: dict[Any, Any]) -> Any:
+    """The expression with variables replaced."""
+    return structural_map(expr, [(tirx.Var, lambda var: values.get(var, var))], order="post")
+
+
+def uses(expr: Any, variable: Any) -> bool:
+    """Whether the variable occurs in the expression."""
+    found: list[bool] = []
+    structural_walk(expr, (tirx.Var, lambda var: found.append(var.same_as(variable))))
+    return any(found)
+
+
+def prefetch_line(buffer: Any, position: Any) -> Any:
+    """A statement that asks for the cache line at a flat position of a buffer, to be kept in L2.
+    The position may lie outside: a request for no memory is ignored."""
+    inner = [tirx.const(0, "int32")] * (len(buffer.shape) - 1)
+    element = tirx.BufferLoad(buffer, [*inner, position])
+    address = tirx.call_intrin("handle", "tirx.address_of", element)
+    read, l2, data = (tirx.const(value, "int32") for value in (0, 2, 1))
+    call = tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, l2, data)
+    return tirx.Evaluate(call)
+
+
 def _on_stack(alloc: Any) -> Any:
     """Marks a small buffer of scope `local` so that it is not moved to the heap.
 
@@ -78,8 +107,7 @@ def _on_stack(alloc: Any) -> Any:
     buffer = alloc.buffer
     if buffer.scope() != "local" or not all(isinstance(e, tirx.IntImm) for e in buffer.shape):
         return alloc
-    size_bits = prod(int(e) for e in buffer.shape) * tvm.runtime.DataType(str(buffer.dtype)).bits
-    if size_bits > STACK_BYTES * 8:
+    if prod(int(e) for e in buffer.shape) * element_bytes(buffer) > STACK_BYTES:
         return alloc
     marks = dict(alloc.annotations) | {"disable_lower_builtin": tirx.IntImm("bool", 1)}
     return tirx.AllocBuffer(buffer, marks, alloc.span)
@@ -177,17 +205,22 @@ __all__ = [
     "check_install",
     "constant_array",
     "default_legalise",
+    "element_bytes",
     "ir",
     "is_scheduled",
     "mark_scheduled",
+    "prefetch_line",
     "relax",
     "s_tir",
     "schedule_of",
+    "structural_map",
     "structural_walk",
+    "substitute",
     "te",
     "tirx",
     "topi",
     "tvm",
     "tvm_version",
+    "uses",
     "with_narrow_indices",
 ]

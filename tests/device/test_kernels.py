@@ -200,9 +200,7 @@ def test_an_operator_computes_what_tvm_says_it_means(name: str) -> None:
     case = CASES[name]
     inputs = make_inputs(case)
     with target:
-        ours = tvm.compile(
-            module(case), target, relax_pipeline="tvm_ext", tir_pipeline="tvm_ext"
-        )
+        ours = tvm.compile(module(case), target, relax_pipeline="tvm_ext", tir_pipeline="tvm_ext")
     stock = tvm.compile(module(case), Target({"kind": "llvm", "opt-level": 0}))
     for actual, expected in zip(run(ours, inputs), run(stock, inputs), strict=True):
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)

@@ -16,6 +16,7 @@ MACHINES = ("cpu/x86-avx512", "cpu/x86-sse")
 CASES = [(name, machine) for name in GRAPHS for machine in MACHINES]
 every_case = pytest.mark.parametrize(("name", "machine"), CASES)
 
+FIELDS = ("rule", "anchor", "order", "parallel", "lanes", "unroll", "attach", "prefetch")
 FOLLOWS = {"unroll", "parallel"}
 """Fields that follow from the tiles under the `tile` rule, so that they move with them."""
 
@@ -30,7 +31,7 @@ def knobs(plan: TilePlan) -> dict[str, Any]:
     """Every value of a plan that a step may change, by name; a tile has one for each axis."""
     values: dict[str, Any] = {
         field: getattr(plan, field)
-        for field in ("rule", "anchor", "order", "parallel", "lanes", "unroll", "attach")
+        for field in FIELDS
     }
     for entry in plan.tiles:
         for axis, extent in enumerate(entry.tile.extents):
@@ -59,7 +60,8 @@ def test_a_neighbour_differs_in_one_knob(name: str, machine: str) -> None:
         changed = {knob for knob, value in knobs(other).items() if value != own[knob]}
         chosen = changed - FOLLOWS if plan.rule == "tile" else changed
         assert len(chosen) == 1, changed
-        assert chosen & {"lanes", "order", "parallel"} or chosen.pop()[:-1] in ("core", "register")
+        switches = {"lanes", "order", "parallel", "prefetch"}
+        assert chosen & switches or chosen.pop()[:-1] in ("core", "register")
 
 
 @every_case

@@ -29,7 +29,6 @@ Rule = Callable[[Any, Any, Any], Any]
 """Called with the block builder, the call and the `Legalise` pass."""
 
 
-
 @tvm.transform.module_pass(opt_level=0, name="Legalise")
 @dataclass(frozen=True)
 class Legalise:

@@ -20,6 +20,8 @@ from tvm_ext.picker.perf import (
     compute_cycles,
     holding_gbps,
     overlapped_us,
+    wants_prefetch,
+    with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import TransformChain
@@ -48,12 +50,14 @@ def chain_plans(
                     continue
                 core = Tile((*product.extents[:2], 1, rows, columns, *product.extents[5:]))
                 order = (2, 3, 4, 0, 1, 5, 6)
-                yield _plan(chain, core, register, order, lanes, stages, "core")
+                yield _plan(graph, chain, core, register, order, lanes, stages, "core")
         for blocks in (1, 2, 4):
             if product.extents[_CHANNELS] % (register.extents[_CHANNELS] * blocks) == 0:
                 channels = register.extents[_CHANNELS] * blocks
                 core = Tile((1, 1, *product.extents[2:5], channels, product.extents[6]))
-                yield _plan(chain, core, register, (0, 1, 5, 2, 3, 4, 6), lanes, stages, "root")
+                yield _plan(
+                    graph, chain, core, register, (0, 1, 5, 2, 3, 4, 6), lanes, stages, "root"
+                )
 
 
 def _cuts(tiles: int, outputs: int, m: int) -> list[int]:
@@ -62,6 +66,7 @@ def _cuts(tiles: int, outputs: int, m: int) -> list[int]:
 
 
 def _plan(
+    graph: TileGraph,
     chain: TransformChain,
     core: Tile,
     register: Tile,
@@ -79,6 +84,7 @@ def _plan(
         lanes=lanes,
         unroll=register.extents[-1],
         attach=tuple(Attach(stage, level) for stage in stages),
+        prefetch=wants_prefetch(graph, graph.nodes[chain.product], core, register),
     )
 
 
@@ -122,6 +128,7 @@ def chain_estimate(
         busy_us, wait_us = phase_cycles / clock_ghz(hw) / 1e3, phase_ns / 1e3
         latency_us += overlapped_us(busy_us, wait_us)
         compute_us, memory_us = compute_us + busy_us, memory_us + wait_us
+    latency_us = with_cold_weights(graph, product, plan, hw, latency_us)
     bound = "compute" if compute_us >= memory_us else "memory"
     return Estimate(latency_us, compute_us, memory_us, bound)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import packed_reads, sharing_axes
 from tvm_ext.tile.footprint import touched
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
@@ -27,6 +28,11 @@ TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
 
+STREAMED = 0.65
+"""Part of DRAM's bandwidth that is left for weights beside the work on them (16.8 MB in 426 us of
+a 62 GB/s memory)."""
+PREFETCH_BYTES = 1 << 17
+"""Smaller weights arrive sooner than asking for them pays."""
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
 USABLE = 0.8
@@ -136,8 +142,41 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     if compute_us >= memory_us:
         bound = "compute"
     latency_us = overlapped_us(compute_us, memory_us)
+    latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     latency_us += launch_us + prologue_us(graph, plan, hw)
     return Estimate(latency_us, compute_us, memory_us, bound)
+
+
+def packed_bytes(graph: TileGraph, node: TileNode) -> int:
+    """Bytes of the packed operands."""
+    tensors = {access.tensor for access in packed_reads(node)}
+    return sum(graph.tensors[tensor].size_bytes for tensor in tensors)
+
+
+def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> bool:
+    """Whether asking for panels ahead pays: there are many, and each is gone over repeatedly."""
+    counts = [-(-core.extents[a] // register.extents[a]) for a in sharing_axes(node)]
+    return packed_bytes(graph, node) >= PREFETCH_BYTES and prod(counts) > 1
+
+
+def with_cold_weights(
+    graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel, latency_us: float
+) -> float:
+    """The time with packed operands in DRAM, as they are when a model's layers take turns.
+
+    Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
+    at that of one. Panels asked for ahead arrive during the work, others hold it up.
+    """
+    size_bytes = packed_bytes(graph, node)
+    core = plan.at("core")
+    dram = hw.levels[-1]
+    counts = core.counts(node.axes)
+    together = plan.parallel and all(counts[axis] == 1 for axis in sharing_axes(node))
+    rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
+    reading_us = size_bytes / (rate * STREAMED * 1e3)
+    if plan.prefetch:
+        return overlapped_us(latency_us, reading_us)
+    return latency_us + reading_us
 
 
 def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:

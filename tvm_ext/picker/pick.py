@@ -29,7 +29,14 @@ from tvm_ext.picker.anchor import (
 )
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
-from tvm_ext.picker.perf import Candidate, compute_cycles, estimate, producers, streaming
+from tvm_ext.picker.perf import (
+    Candidate,
+    compute_cycles,
+    estimate,
+    producers,
+    streaming,
+    wants_prefetch,
+)
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
@@ -208,6 +215,7 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
                     lanes=lanes,
                     unroll=prod(register.extents[axis] for axis in node.reduce),
                     attach=attach,
+                    prefetch=wants_prefetch(graph, node, core, register),
                 )
                 yield Candidate(plan, estimate(graph, plan, hw))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import packed_reads
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import LevelTile, TilePlan
 
@@ -15,7 +16,7 @@ def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
     node = graph.nodes[plan.anchor]
     seen = {plan}
-    for other in (*_resized(node, plan), *_reordered(node, plan), *_narrowed(plan)):
+    for other in (*_resized(node, plan), *_reordered(node, plan), *_narrowed(node, plan)):
         if other not in seen:
             seen.add(other)
             yield other
@@ -71,12 +72,14 @@ def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
             yield _settled(node, msgspec.structs.replace(plan, order=tuple(order)))
 
 
-def _narrowed(plan: TilePlan) -> Iterator[TilePlan]:
-    """Half the lanes, or one core instead of all (and back)."""
+def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+    """Half the lanes, or one core instead of all (and back), or panels asked for ahead (or not)."""
     if plan.lanes > 4:
         yield msgspec.structs.replace(plan, lanes=plan.lanes // 2)
-    if plan.rule != "tile":
+    if plan.rule not in ("tile", "chain"):
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
+    elif packed_reads(node):
+        yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)
 
 
 def _with(tile: Tile, axis: int, size: int) -> Tile:

@@ -69,6 +69,17 @@ def overlaps(node: TileNode) -> bool:
     )
 
 
+def packed_reads(node: TileNode) -> list[Access]:
+    """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`."""
+    return [a for a in node.reads if any(dim is not None and dim.mod for dim in a.dims)]
+
+
+def sharing_axes(node: TileNode) -> list[int]:
+    """Space axes along which all iterations use the same packed operands: the rows."""
+    packed = packed_reads(node)
+    return [axis for axis in node.space if not any(access.uses(axis) for access in packed)]
+
+
 class TransformChain(NamedTuple):
     """Stages of a product between two separable transforms over tiles (Winograd)."""
 

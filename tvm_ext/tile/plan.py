@@ -40,6 +40,7 @@ class TilePlan(msgspec.Struct, frozen=True):
               elements one thread loads at once)
     attach    other stages that keep a buffer, and the level whose loops they move into
     instruction  the instruction family the innermost loops are written for
+    prefetch  whether each step asks for its share of the next panel of a packed operand
     """
 
     rule: str
@@ -51,6 +52,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     unroll: int = 1
     attach: tuple[Attach, ...] = ()
     instruction: str = "fma"
+    prefetch: bool = False
 
     def at(self, level: str) -> Tile:
         """The anchor's tile at `level`; KeyError if the plan has none there."""

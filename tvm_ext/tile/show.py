@@ -15,6 +15,8 @@ def show_plan(plan: TilePlan) -> str:
     parts = [plan.rule, tiles, f"par{plan.parallel}", f"x{plan.lanes}"]
     if plan.unroll > 1:
         parts.append(f"unroll{plan.unroll}")
+    if plan.prefetch:
+        parts.append("prefetch")
     return " ".join(part for part in (*parts, attach) if part)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
@@ -65,6 +66,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     scheduled = prepared.schedule.mod["main"]
+    if plan.prefetch:
+        scheduled = with_prefetch(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
 
 

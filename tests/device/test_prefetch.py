@@ -1,0 +1,164 @@
+"""Asking for panels ahead: where requests go, which panel they mean, and that results stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tvm_ext.compute.dense import dense, pack_matrix
+from tvm_ext.hardware import resolve
+from tvm_ext.measure.build import Built, build
+from tvm_ext.picker import pick
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tir import prepare, write
+from tvm_ext.tir.prefetch import with_prefetch
+from tvm_ext.tvm_api import (
+    Analyzer,
+    Call,
+    PrimFunc,
+    Target,
+    structural_walk,
+    substitute,
+    te,
+    tirx,
+    tvm,
+)
+
+ROWS, INNER, COLUMNS, LANES = 24, 64, 96, 16
+PANEL = 32  # columns side by side in a packed matrix of 96 columns
+
+
+def product(rows: int = ROWS) -> PrimFunc:
+    """x [rows, 64] times a packed matrix, [rows, 96]."""
+    x = te.placeholder((rows, INNER), "float32", "x")
+    blocks = COLUMNS // PANEL
+    w = te.placeholder((blocks, INNER, PANEL), "float32", "w")
+    return te.create_prim_func([x, w, dense(x, w, COLUMNS)])
+
+
+def plan_of(register: tuple[int, int, int], prefetch: bool = True, rows: int = ROWS) -> TilePlan:
+    return TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((rows, COLUMNS, INNER))),
+            LevelTile("register", Tile(register)),
+        ),
+        order=(1, 0, 2),
+        parallel=0,
+        lanes=LANES,
+        unroll=register[2],
+        prefetch=prefetch,
+    )
+
+
+def requests(func: PrimFunc) -> list[Any]:
+    """The addresses that a function asks for ahead."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.address_of":
+            found.append(call.args[0])
+
+    structural_walk(func.body, (Call, visit))
+    return found
+
+
+def run(func: PrimFunc, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    built = build(func, Target(resolve("cpu/host").target))
+    assert isinstance(built, Built), built
+    out = tvm.runtime.tensor(np.full(shape, np.nan, np.float32))
+    built.main(*(tvm.runtime.tensor(array) for array in arrays), out)
+    return out.numpy()
+
+
+@pytest.mark.parametrize(
+    ("register", "lines"),
+    [
+        ((6, 32, 4), 2),  # a panel is 128 lines, gone over in 4 passes of 16 steps
+        ((12, 32, 4), 4),
+        ((6, 32, 1), 1),  # 64 steps: half a line each, rounded up
+        ((6, 96, 4), 6),  # three panels at a time
+    ],
+)
+def test_each_step_asks_for_its_share(register: tuple[int, int, int], lines: int) -> None:
+    found = requests(write(product(), plan_of(register)))
+    assert len(found) == lines
+    assert {str(load.source.name) for load in found} == {"w"}
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        (24, 32, 4),  # all rows at once: every panel is used once
+        (6, 16, 4),  # half a panel: the next one is not what follows in memory
+    ],
+)
+def test_nothing_is_asked_for_where_it_cannot_help(register: tuple[int, int, int]) -> None:
+    assert not requests(write(product(), plan_of(register)))
+
+
+def test_a_plan_decides() -> None:
+    assert not requests(write(product(), plan_of((6, 32, 4), prefetch=False)))
+
+
+def test_requests_cover_the_next_panel_once_and_in_order() -> None:
+    """Evaluated over all steps, the requests are the lines of the following panel, one by one."""
+    [load] = requests(write(product(), plan_of((6, 32, 1))))
+    index = load.indices[-1]
+    variables: dict[str, Any] = {}
+    structural_walk(index, (tirx.Var, lambda var: variables.update({str(var.name): var})))
+    assert variables.keys() == {"i1_0", "i1_1", "i0_1", "k_0"}
+
+    def position(panel: int, one: int, step: int) -> int:
+        values = {"i1_0": 0, "i1_1": panel, "i0_1": one, "k_0": step}
+        known = {variables[name]: tirx.const(value, "int32") for name, value in values.items()}
+        return int(Analyzer().simplify(substitute(index, known)))
+
+    visits = [
+        position(panel, one, step)
+        for panel in range(COLUMNS // PANEL)
+        for one in range(4)
+        for step in range(INNER)
+    ]
+    panel_elements = INNER * PANEL
+    for panel in range(COLUMNS // PANEL):
+        own = visits[panel * 4 * INNER : (panel + 1) * 4 * INNER]
+        assert own == [(panel + 1) * panel_elements + 16 * visit for visit in range(4 * INNER)]
+
+
+def test_results_stay() -> None:
+    rng = np.random.default_rng(0)
+    for rows in (24, 13):  # without and with a tail of rows
+        x = rng.standard_normal((rows, INNER), dtype=np.float32)
+        w = rng.standard_normal((INNER, COLUMNS), dtype=np.float32)
+        packed = pack_matrix(w, LANES)
+        plan = plan_of((6, 32, 4), rows=rows)
+        with_requests = run(write(product(rows), plan), x, packed, shape=(rows, COLUMNS))
+        plain = write(product(rows), replace(plan, prefetch=False))
+        assert np.array_equal(with_requests, run(plain, x, packed, shape=(rows, COLUMNS)))
+        assert np.allclose(with_requests, x @ w, rtol=1e-5, atol=1e-4)
+
+
+def test_a_function_without_packed_operands_stays_as_it_is() -> None:
+    x = te.placeholder((8, 32), "float32", "x")
+    k = te.reduce_axis((0, 32), "k")
+    func = te.create_prim_func([x, te.compute((8,), lambda i: te.sum(x[i, k], axis=k))])
+    assert not requests(with_prefetch(func))
+
+
+def test_the_picker_asks_ahead_for_large_weights_only() -> None:
+    def first(columns: int) -> TilePlan:
+        x = te.placeholder((128, 256), "float32", "x")
+        shape = pack_matrix(np.zeros((256, columns), np.float32), LANES).shape
+        w = te.placeholder(shape, "float32", "w")
+        prepared = prepare(te.create_prim_func([x, w, dense(x, w, columns)]))
+        assert prepared is not None
+        return pick(prepared.graph, resolve("cpu/x86-avx512"))[0].plan
+
+    assert first(1024).prefetch
+    assert not first(64).prefetch

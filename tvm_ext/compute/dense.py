@@ -16,13 +16,13 @@ Tensor = Any
 
 
 def pack_matrix(weight: np.ndarray, lanes: int) -> np.ndarray:
-    """[K, N] → [N/B, K, B], N padded by zeros to whole blocks."""
+    """[K, N] → a view [N/B, K, B], N padded by zeros to whole blocks."""
     inner, outer = weight.shape
     block = choose_block(outer, lanes)
     columns = padded(outer, block)
     if columns != outer:
         weight = np.pad(weight, ((0, 0), (0, columns - outer)))
-    return np.ascontiguousarray(weight.reshape(inner, columns // block, block).transpose(1, 0, 2))
+    return weight.reshape(inner, columns // block, block).transpose(1, 0, 2)
 
 
 def crop(x: Tensor, columns: int) -> Tensor:

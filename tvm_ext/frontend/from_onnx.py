@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,12 +93,16 @@ def import_onnx(
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and (value.uses() or value.is_graph_output())
     }
+    for value in model.graph.initializers.values():
+        value.const_value = None  # rewriting rules keep the last graph they saw, for good
     mod = _to_relax(model, weights_left)
     outputs = tuple(
         TensorInfo(name, str(kind.dtype.dtype), _static(kind))
         for name, kind in zip(output_names, _tensor_types(mod), strict=True)
     )
     constant_bytes = sum(tensor.nbytes for tensor in weights_left.values())
+    del proto, light, weights, weights_left, model
+    gc.collect()  # graphs are cycles, and a single tensor left holds the memory of the whole file
     return ImportedModel(mod, inputs, outputs, notes, constant_bytes)
 
 

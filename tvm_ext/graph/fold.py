@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.tir import Reference
-from tvm_ext.tvm_api import IRModule, constant_array, relax, tvm
+from tvm_ext.tvm_api import IRModule, constant, constant_array, relax, tvm
 
 LARGEST_INDEX_TENSOR = 4096
 """Elements up to which a lowered call of constants is evaluated: shape arithmetic, index tables."""
@@ -62,11 +62,6 @@ FOLDS: dict[str, Callable[[np.ndarray, Any], np.ndarray | None]] = {
     "relax.broadcast_to": _broadcast,
     "relax.astype": _cast,
 }
-
-
-def constant(array: np.ndarray) -> Any:
-    """The array as a Relax constant of its own type and rank."""
-    return relax.const(np.array(array, order="C"), str(array.dtype))
 
 
 def _array(mutator: relax.PyExprMutator, expr: Any) -> np.ndarray | None:

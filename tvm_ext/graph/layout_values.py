@@ -19,7 +19,7 @@ from tvm_ext.graph.layout_perm import (
     moves_only_ones,
 )
 from tvm_ext.graph.layout_tir import permute_program
-from tvm_ext.tvm_api import GenericConst, ir, relax, tvm
+from tvm_ext.tvm_api import GenericConst, array_of, constant, ir, relax
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Value:
         if not isinstance(source, GenericConst):
             return None
         array = np.transpose(array_of(source.value), between(perm, self.axes)).reshape(shape)
-        return Value.of(constant(array, source), identity(len(shape)))
+        return Value.of(constant(array, str(source.value.dtype)), identity(len(shape)))
 
 
 def known_shape(ty: Any) -> list[Any] | None:
@@ -136,7 +136,9 @@ class Layouts:
             held, source = next(iter(value.twins.items()))
             axes = between(held, wanted)
             if isinstance(source, GenericConst):
-                value.twins[wanted] = constant(np.transpose(array_of(source.value), axes), source)
+                value.twins[wanted] = constant(
+                    np.transpose(array_of(source.value), axes), str(source.value.dtype)
+                )
             else:
                 value.twins[wanted] = emit(transposed(self._emitted(value, held), axes))
         return self._emitted(value, wanted)
@@ -149,7 +151,8 @@ class Layouts:
         shape = [1] * missing + list(value.shape or ())
         source = self.to(value, identity(value.rank))
         if isinstance(source, GenericConst):
-            return constant(np.transpose(array_of(source.value).reshape(shape), perm), source)
+            array = np.transpose(array_of(source.value).reshape(shape), perm)
+            return constant(array, str(source.value.dtype))
         if moves_only_ones(perm, shape):
             return self.builder.emit(relax.op.reshape(source, [shape[axis] for axis in perm]))
         lifted = self.builder.emit(relax.op.reshape(source, shape))
@@ -193,24 +196,6 @@ def _copy(entry: Value | list[Value]) -> Value | list[Value]:
     if isinstance(entry, list):
         return [replace(value, twins=dict(value.twins)) for value in entry]
     return replace(entry, twins=dict(entry.twins))
-
-
-def array_of(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    """The data of a tensor, without a copy where numpy itself knows the element type."""
-    return np.from_dlpack(tensor) if hasattr(np, str(tensor.dtype)) else tensor.numpy()
-
-
-def constant(array: np.ndarray, like: GenericConst) -> GenericConst:
-    """A constant of the same element type as `like`."""
-    tensor = tvm.runtime.empty(array.shape, str(like.value.dtype))
-    memory = array_of(tensor)
-    if memory.flags.owndata or not memory.flags.writeable or array.ndim == 0:
-        tensor.copyfrom(array)
-    else:
-        # Transposing a large matrix a cache line at a time is three times quicker than by rows.
-        for start in range(0, array.shape[-1], 16):
-            memory[..., start : start + 16] = array[..., start : start + 16]
-    return relax.const(tensor)
 
 
 def transposed(expr: relax.Expr, axes: Perm) -> relax.Expr:

@@ -23,7 +23,15 @@ from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_c
 from tvm_ext.graph.legalise_maths import POINTWISE
 from tvm_ext.graph.legalise_norm import FUSES_PROLOGUE, NORMS, ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tvm_api import IRModule, PrimFunc, constant_array, default_legalise, relax, tvm
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    constant,
+    constant_array,
+    default_legalise,
+    relax,
+    tvm,
+)
 
 Rule = Callable[[Any, Any, Any], Any]
 """Called with the block builder, the call and the `Legalise` pass."""
@@ -79,7 +87,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],
-        relax.const(pack_matrix(weight, options.lanes)),
+        constant(pack_matrix(weight, options.lanes)),
         primfunc_name_hint="dense",
         primfunc_attrs=FUSES_EPILOGUE,
     )

@@ -17,7 +17,7 @@ from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
-from tvm_ext.tvm_api import PrimFunc, constant_array, relax, te, topi
+from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 FUSES_EPILOGUE = {"op_pattern": 4}
 CONVOLUTIONS = {
@@ -63,7 +63,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
             x,
-            relax.const(transform_weight(weight, options.lanes, m)),
+            constant(transform_weight(weight, options.lanes, m)),
             primfunc_name_hint=f"{name}_winograd{m}",
             primfunc_attrs=FUSES_EPILOGUE,
         )
@@ -74,7 +74,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     result = builder.call_te(
         lambda data, filters: conv(data, filters, geometry, options.lanes),
         x,
-        relax.const(pack_weight(weight, geometry, options.lanes)),
+        constant(pack_weight(weight, geometry, options.lanes)),
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )

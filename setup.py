@@ -9,7 +9,8 @@ VERIFY = ["onnxruntime>=1.17"]
 BENCH = [*VERIFY, "openvino>=2026", "torch==2.13.0", "transformers>=4.50"]
 # nvcc, which makes cubins without a GPU. Unpinned, its parts resolve to releases that do not fit.
 CUDA = [f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "cuda-crt", "cuda-runtime", "nvvm")]
-TEST = [*VERIFY, "pytest>=8", "pytest-xdist", "hypothesis>=6", "ruff", "mypy"]
+PLOT = ["matplotlib>=3.8"]
+TEST = [*VERIFY, *PLOT, "pytest>=8", "pytest-xdist", "hypothesis>=6", "ruff", "mypy"]
 
 setup(
     name="tvm_ext",
@@ -35,5 +36,5 @@ setup(
         "filelock>=3.12",
         *TUNE,
     ],
-    extras_require={"verify": VERIFY, "bench": BENCH, "cuda": CUDA, "test": TEST},
+    extras_require={"verify": VERIFY, "bench": BENCH, "plot": PLOT, "cuda": CUDA, "test": TEST},
 )

@@ -90,11 +90,18 @@ class Planned:
             predicted_us=round(self.option.predicted_us, 2),
             measured_us=round(self.option.measured_us, 2),
             flops=graph.flops if graph else 0.0,
+            multiply_flops=multiply_flops(graph, self.option.plan),
             io_bytes=graph.io_bytes if graph else 0,
             calls=self.task.calls,
             verified=self.verified,
             fallback=tuple(self.reasons),
         )
+
+
+def multiply_flops(graph: TileGraph | None, plan: TilePlan | None) -> float:
+    """Operations of the reduction the plan tiles; 0 if it tiles none."""
+    anchor = graph.nodes[plan.anchor] if graph and plan else None
+    return anchor.flops if anchor and anchor.kind == "reduce" else 0.0
 
 
 def hash_func(func: PrimFunc) -> str:

@@ -25,7 +25,7 @@ from tvm_ext.flow import Shapes, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.picker import pick, roof
+from tvm_ext.picker import PREFETCH_BYTES, packed_bytes, pick, roof
 from tvm_ext.planner import Task, hash_func
 from tvm_ext.records import Database, Record, RecordFailure, TaskKey
 from tvm_ext.runtime.executor import Compiled
@@ -242,6 +242,7 @@ class Tuner:
             arguments=arguments_of(task.func, written),
             checks=self._checks[task.signature],
             seed=self.seed,
+            cold=_has_weights(task),
         )
 
     def _outcome(self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome) -> Record:
@@ -279,6 +280,14 @@ class Tuner:
             versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
+
+
+def _has_weights(task: Task) -> bool:
+    """Whether the task reads weights that a model would find out of cache."""
+    graph = task.graph
+    return graph is not None and any(
+        packed_bytes(graph, node) >= PREFETCH_BYTES for node in graph.nodes
+    )
 
 
 def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:

@@ -133,3 +133,9 @@ def test_shapes_by_name() -> None:
         shapes_of(["1,3"])
     with pytest.raises(CommandError, match="'x' is given twice"):
         shapes_of(["x=1", "x=2"])
+
+
+def test_an_output_may_have_one_of_several_formats(tmp_path: Path) -> None:
+    assert check_output(str(tmp_path / "a.png"), ".svg", ".png") == tmp_path / "a.png"
+    with pytest.raises(CommandError, match=r"must end in \.svg or \.png; try .*a\.pdf\.svg"):
+        check_output(str(tmp_path / "a.pdf"), ".svg", ".png")

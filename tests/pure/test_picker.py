@@ -34,7 +34,7 @@ def assert_plan_fits(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
     assert sorted(plan.order) == list(range(len(node.axes)))
     assert 1 <= plan.lanes <= hw.lanes(graph.tensors[node.write.tensor].dtype_bytes)
     assert plan.lanes & (plan.lanes - 1) == 0, "vectors are powers of two"
-    assert 0 <= plan.parallel <= len(node.space)
+    assert 0 <= plan.parallel <= (1 if plan.rule == "split" else len(node.space))
     assert plan.at("core").fits(node.axes)
     if plan.rule == "tile":
         assert_tiles_fit(graph, candidate, hw)

@@ -121,16 +121,17 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_output(text: str, suffix: str) -> Path:
+def check_output(text: str, *suffixes: str) -> Path:
     """The path of a file that will be written, after making sure that it can be.
 
     Raises CommandError: the suffix is wrong, the path is a directory or a read-only file, or its
     folder is missing or cannot be written.
     """
     path = Path(text)
-    if path.suffix != suffix:
+    if path.suffix not in suffixes:
         raise CommandError(
-            f"output {path}: must end in {suffix}; try {path.with_name(path.name + suffix)}"
+            f"output {path}: must end in {' or '.join(suffixes)}; "
+            f"try {path.with_name(path.name + suffixes[0])}"
         )
     try:
         if path.is_dir():

@@ -1,15 +1,33 @@
-"""`python -m tvm_ext.report`: the kernels of an artifact, their plans and bounds."""
+"""`python -m tvm_ext.report`: the kernels of an artifact, their plans, bounds and times."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tvm_ext.cli.common import Answer, Parser, add_json, run_main, text_style
+from tvm_ext.cli.common import (
+    Answer,
+    Parser,
+    add_json,
+    check_output,
+    positive,
+    run_main,
+    status,
+    text_style,
+)
+from tvm_ext.errors import TargetError
+from tvm_ext.records.manifest import Manifest
+from tvm_ext.records.profile import with_profile
 from tvm_ext.report.groups import groups_text
+from tvm_ext.report.picture import SUFFIXES, draw_roofline, require_matplotlib
+from tvm_ext.report.roofline import group_lines, roofline_text
+
+if TYPE_CHECKING:
+    from tvm_ext.hardware import HardwareModel
 
 
 def make_parser() -> Parser:
@@ -18,19 +36,75 @@ def make_parser() -> Parser:
         prog="python -m tvm_ext.report",
         description="Print every kernel of a compiled model: where its plan comes from, what\n"
         "bounds it, what it should take, and why better plans were not used.",
-        example="python -m tvm_ext.report model.so",
+        example="python -m tvm_ext.report model.so --measure --roofline model.svg",
     )
     parser.add_argument("artifact", metavar="model.so")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time every kernel inside the running model, beside what the machine allows",
+    )
+    parser.add_argument(
+        "--runs", type=positive, default=20, metavar="N", help="runs that are timed (20)"
+    )
+    parser.add_argument(
+        "--roofline",
+        metavar="out.svg",
+        help="draw the kernels under the machine's roofs, as .svg or .png",
+    )
     add_json(parser)
     return parser
 
 
 def work(args: argparse.Namespace) -> Answer:
-    """Reads the manifest inside the artifact; no kernel is run."""
-    from tvm_ext.runtime.artifact import load_artifact
+    """Reads the manifest inside the artifact; only `--measure` runs anything."""
+    picture = check_output(args.roofline, *SUFFIXES) if args.roofline else None
+    if picture is not None:
+        require_matplotlib()
 
-    _, manifest = load_artifact(Path(args.artifact))
-    return Answer(groups_text(manifest, **text_style()), msgspec.to_builtins(manifest))
+    from tvm_ext.runtime.artifact import load_artifact
+    from tvm_ext.runtime.executor import Compiled
+    from tvm_ext.runtime.threads import use_threads
+
+    executable, manifest = load_artifact(Path(args.artifact))
+    if not args.measure and picture is None:
+        return Answer(groups_text(manifest, **text_style()), msgspec.to_builtins(manifest))
+    threads = use_threads(manifest.num_threads) if args.measure else manifest.num_threads
+    hardware = machine_of(manifest, threads)
+    profile = None
+    if args.measure:
+        with status(args.json) as say:
+            say(f"running the model {args.runs} times")
+            profile = Compiled(executable, manifest).profile(runs=args.runs)
+        manifest = with_profile(manifest, profile)
+    data: dict[str, Any] = msgspec.to_builtins(manifest)
+    data["roofline"] = [line.to_dict() for line in group_lines(manifest, hardware)]
+    data["machine"] = msgspec.to_builtins(hardware)
+    if profile is not None:
+        data["profile"] = msgspec.to_builtins(profile)
+    text = roofline_text(manifest, hardware, profile, **text_style())
+    if picture is not None:
+        draw_roofline(manifest, hardware, picture)
+        data["picture"] = str(picture)
+        text += f"\npicture   {picture}"
+    return Answer(text, data)
+
+
+def machine_of(manifest: Manifest, threads: int) -> HardwareModel:
+    """The machine an artifact was made for, as many of its cores as run threads.
+
+    Raises TargetError if that was somebody's own machine and is not this one.
+    """
+    from tvm_ext.hardware import resolve
+
+    found = resolve(manifest.hardware_name)
+    made_for = msgspec.structs.replace(found, cores=manifest.num_threads)
+    if found.name == "cpu/host" and made_for.fingerprint() != manifest.hardware:
+        raise TargetError(
+            f"artifact of {manifest.model}: made on another machine ({manifest.hardware}), whose "
+            "roofs are not known here; report on it there, or compile the model here"
+        )
+    return msgspec.structs.replace(found, cores=threads)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,6 @@ from tvm_ext.cli.common import (
     run_main,
 )
 from tvm_ext.errors import InputError
-from tvm_ext.records.manifest import TensorInfo
 
 
 def make_parser() -> Parser:
@@ -53,9 +52,13 @@ def work(args: argparse.Namespace) -> Answer:
     given = read_npz(Path(args.input)) if args.input else None
 
     from tvm_ext.flow import load
+    from tvm_ext.runtime.profile import random_inputs
 
     compiled = load(args.artifact, args.threads)
-    inputs = random_inputs(compiled.inputs, args.seed) if given is None else given
+    inputs = given
+    if inputs is None:
+        arrays = random_inputs(compiled.inputs, args.seed)
+        inputs = {info.name: x for info, x in zip(compiled.inputs, arrays, strict=True)}
     arrays = compiled(inputs)
     names = [info.name for info in compiled.outputs]
     if output is not None:
@@ -89,15 +92,6 @@ def work(args: argparse.Namespace) -> Answer:
             f"{args.repeats} runs"
         )
     return Answer("\n".join(lines), data)
-
-
-def random_inputs(infos: Sequence[TensorInfo], seed: int) -> dict[str, np.ndarray]:
-    """Inputs by name: floats standard normal; integers 0 or 1, to fit as indices and masks."""
-    from tvm_ext.measure.inputs import Argument, make_inputs
-
-    arguments = tuple(Argument(info.shape, info.dtype, span=(0, 2)) for info in infos)
-    arrays = make_inputs(arguments, seed)
-    return {info.name: array for info, array in zip(infos, arrays, strict=True)}
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 model    `HardwareModel`, `MemoryLevel`: pure data, start here
 isa      names of instruction sets; what they mean for width and peak; what LLVM says of a CPU
+roofline  least time of arithmetic and traffic on a machine
 catalog  presets for machines that are not at hand
 system   this machine as /proc and /sys describe it: cores, caches, features
 kernels  the micro-benchmarks' kernels, built with TVM

@@ -51,6 +51,9 @@ class Job(msgspec.Struct, frozen=True, eq=False):
     checks: tuple[OutputCheck, ...] = ()
     seed: int = 0
     """Seed of the input data."""
+    cold: bool = False
+    """Time single calls with all arguments but the first out of cache, as a model finds its
+    weights."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -118,14 +118,14 @@ def _verify_and_time(
         return Outcome()
     if min(times) > CUT_FACTOR * best_us + CUT_SLACK_US:
         return Outcome(tuple(times))
-    return Outcome(_repeat(built, tensors, limits, times))
+    return Outcome(_repeat(built, tensors, limits, times, limits.flush_cache or job.cold))
 
 
 def _repeat(
-    built: Built, tensors: list[Any], limits: Limits, calls_us: list[float]
+    built: Built, tensors: list[Any], limits: Limits, calls_us: list[float], cold: bool
 ) -> tuple[float, ...]:
     """Latencies in us of `REPEATS` repeats of at least `REPEAT_MS` each, in up to `ROUNDS` rounds;
-    with `flush_cache` a repeat is one call on cold caches. A kernel too long to be repeated within
+    `cold` makes a repeat one call on cold caches. A kernel too long to be repeated within
     half the time limit keeps the times of its verification calls."""
     call_s = min(calls_us) / 1e6
     repeats = min(REPEATS, int(limits.timeout_s / 2 / call_s) - 1)
@@ -134,10 +134,10 @@ def _repeat(
     evaluator = built.module.time_evaluator(
         "main",
         tvm.cpu(),
-        number=1 if limits.flush_cache else max(1, ceil(REPEAT_MS / 1e3 / call_s)),
+        number=1 if cold else max(1, ceil(REPEAT_MS / 1e3 / call_s)),
         repeat=repeats,
-        min_repeat_ms=0 if limits.flush_cache else ceil(REPEAT_MS),
-        f_preproc=FLUSH if limits.flush_cache else "",
+        min_repeat_ms=0 if cold else ceil(REPEAT_MS),
+        f_preproc=FLUSH if cold else "",
     )
     latency_us: list[float] = []
     for _ in range(ROUNDS):

@@ -9,8 +9,26 @@
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import Candidate, Estimate, estimate, overlapped_us, roof
+from tvm_ext.picker.perf import (
+    PREFETCH_BYTES,
+    Candidate,
+    Estimate,
+    estimate,
+    overlapped_us,
+    packed_bytes,
+    roof,
+)
 from tvm_ext.picker.pick import pick
 from tvm_ext.picker.predict import predict
 
-__all__ = ["Candidate", "Estimate", "estimate", "overlapped_us", "pick", "predict", "roof"]
+__all__ = [
+    "PREFETCH_BYTES",
+    "Candidate",
+    "Estimate",
+    "estimate",
+    "overlapped_us",
+    "packed_bytes",
+    "pick",
+    "predict",
+    "roof",
+]

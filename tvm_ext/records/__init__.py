@@ -5,6 +5,7 @@
     database  Database: load, query, append, follow what other processes append
     merge     several logs into one
     manifest  what a compiled artifact says of itself, plans included
+    profile   what its kernels take, measured in place
 
 A folder holds one `<hardware name>-<fingerprint>.jsonl` per machine. Lines are never rewritten:
 one that cannot be read is reported, skipped and kept.

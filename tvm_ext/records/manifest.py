@@ -24,6 +24,10 @@ class Group(msgspec.Struct, frozen=True):
     source    `log` (a record), `picker` (the analytical model), `loose` (parallel and vector loops
               only), or `none` (as TVM wrote it)
     bound     the roof the model expects: `compute` or a memory level
+    flops     of one call, a special function counting 10
+    multiply_flops  those of the reduction that is tiled: of a GEMM or convolution its
+              multiply-adds (those on padding too), without epilogue and Winograd's
+              transforms; 0 if there is none
     fallback  why better plans were not used, one reason each, in the order they were tried
     """
 
@@ -36,6 +40,7 @@ class Group(msgspec.Struct, frozen=True):
     predicted_us: float = 0.0
     measured_us: float = 0.0
     flops: float = 0.0
+    multiply_flops: float = 0.0
     io_bytes: int = 0
     calls: int = 1
     verified: bool = False

@@ -2,6 +2,8 @@
 
     text        drawing with rich, loaded only then; numbers as people write them
     groups      the kernels of an artifact, their plans and why some fell back
+    roofline    the same beside what the machine allows
+    picture     the roofline drawn, with matplotlib
     tune_table  the tasks of a model while it is tuned
     log_tables  what a tuning log holds
 

@@ -60,10 +60,11 @@ def groups_text(manifest: Manifest, width: int | None = None, color: bool = Fals
             show_plan(group.plan) if group.plan else "as TVM wrote it",
             style="yellow" if fell else None,
         )
-    return draw(*_header(manifest), rows, *_footer(manifest), width=width, color=color)
+    return draw(*header(manifest), rows, *footer(manifest), width=width, color=color)
 
 
-def _header(manifest: Manifest) -> Iterator[str]:
+def header(manifest: Manifest) -> Iterator[str]:
+    """What the artifact is, in lines."""
     counts = ", ".join(f"{source} {count}" for source, count in sources(manifest).items())
     verified = sum(group.verified for group in manifest.groups)
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
@@ -95,7 +96,7 @@ def _total(manifest: Manifest) -> str:
     return "; ".join(parts)
 
 
-def _footer(manifest: Manifest) -> Iterator[str]:
+def footer(manifest: Manifest) -> Iterator[str]:
     """Why better plans were not used, kernel by kernel."""
     fallen = [group for group in manifest.groups if group.source in FALLBACKS]
     if fallen:

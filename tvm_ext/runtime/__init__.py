@@ -1,6 +1,7 @@
 """Running and shipping a compiled model. Imports neither the tuner nor ONNX.
 
   executor   Compiled: call it, time it, save it, ask it for its report
+  profile    the time every kernel takes inside the running model
   artifact   one shared library that stock TVM loads, with its manifest inside
   threads    how many threads TVM's pool gets, decided once a process
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.records.manifest import Manifest, TensorInfo
+from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, export, silence
+from tvm_ext.runtime.profile import profile, random_inputs
 from tvm_ext.tvm_api import relax, tvm
 
 
@@ -83,6 +85,13 @@ class Compiled:
             main(*tensors)
             times.append(time.perf_counter() - start)
         return times
+
+    def profile(self, *arrays: Any, runs: int = 20, **named: Any) -> Profile:
+        """Median time of every kernel while the model runs, on random inputs if none are given."""
+        given = bool(arrays or named)
+        inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs)
+        names = [group.name for group in self.manifest.groups]
+        return profile(self._executable, names, inputs, runs)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""

@@ -1,0 +1,97 @@
+"""Timing every kernel where it runs: in the whole model, its weights as cold as they are there.
+
+A kernel that is timed alone, again and again, finds its weights in cache. Here the VM tells of
+every call it makes, before and after, and the clock is read at both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.records.manifest import TensorInfo
+from tvm_ext.records.profile import Profile
+from tvm_ext.runtime.artifact import silence
+from tvm_ext.tvm_api import relax, tvm
+
+WARM_UPS = 3
+Mark = tuple[str, bool, float]
+"""A call's name, whether it begins, and when, in seconds."""
+
+
+def random_inputs(infos: Sequence[TensorInfo], seed: int = 0) -> list[np.ndarray]:
+    """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and
+    masks."""
+    from tvm_ext.measure.inputs import Argument, make_inputs
+
+    arguments = tuple(Argument(info.shape, info.dtype, span=(0, 2)) for info in infos)
+    return make_inputs(arguments, seed)
+
+
+def profile(
+    executable: Any, kernels: Iterable[str], arrays: Sequence[np.ndarray], runs: int
+) -> Profile:
+    """Runs the model `runs` times with the clock around every call, and as often without, in turn.
+
+    kernels  names of the functions that count as kernels; the VM's other calls are taken together
+    """
+    marks: list[Mark] = []
+
+    def note(function: Any, name: str, begins: bool, result: Any, *arguments: Any) -> None:
+        marks.append((name, begins, time.perf_counter()))
+
+    with silence():
+        plain, clocked = (relax.VirtualMachine(executable, tvm.cpu()) for _ in range(2))
+    clocked.set_instrument(note)
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    latencies: list[float] = []
+    whole: list[float] = []
+    rounds: list[dict[str, list[float]]] = []
+    for _ in range(WARM_UPS + runs):
+        latencies.append(_seconds(plain["main"], tensors))
+        marks.clear()
+        whole.append(_seconds(clocked["main"], tensors))
+        rounds.append(by_name(marks))
+    del latencies[:WARM_UPS], whole[:WARM_UPS], rounds[:WARM_UPS]
+    each_us = {name: _medians_us([spent[name] for spent in rounds]) for name in rounds[0]}
+    names = [name for name in kernels if name in each_us]
+    return Profile(
+        runs=runs,
+        measured_us={name: mean(each_us[name]) for name in names},
+        calls={name: len(each_us[name]) for name in names},
+        other_us=sum(sum(each_us[name]) for name in set(each_us).difference(names)),
+        clocked_us=1e6 * median(whole),
+        latency_us=1e6 * median(latencies),
+    )
+
+
+def by_name(marks: Iterable[Mark]) -> dict[str, list[float]]:
+    """Seconds of every call in order, by name; without those of the calls made inside it."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    open_calls: list[tuple[float, float]] = []
+    for name, begins, now in marks:
+        if begins:
+            open_calls.append((now, 0.0))
+            continue
+        start, inside = open_calls.pop()
+        spent[name].append(now - start - inside)
+        if open_calls:
+            outer, sum_inside = open_calls[-1]
+            open_calls[-1] = (outer, sum_inside + now - start)
+    return spent
+
+
+def _medians_us(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Of each call of a kernel, in order, its median over the runs of the model."""
+    return [1e6 * median(call) for call in zip(*rounds, strict=True)]
+
+
+def _seconds(main: Any, tensors: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    main(*tensors)
+    return time.perf_counter() - start

@@ -151,7 +151,7 @@ def options(
 def loose_plan(hardware: HardwareModel) -> TilePlan:
     """The plan that tiles nothing: outer loops in parallel, inner ones in vectors where legal."""
     return TilePlan(
-        rule="loose",
+        rule="block_loose" if hardware.kind == "cuda" else "loose",
         anchor=0,
         tiles=(LevelTile("core", Tile(())),),
         order=(),

@@ -29,10 +29,7 @@ def planned(name: str, machine: str) -> tuple[TileGraph, TilePlan, list[TilePlan
 
 def knobs(plan: TilePlan) -> dict[str, Any]:
     """Every value of a plan that a step may change, by name; a tile has one for each axis."""
-    values: dict[str, Any] = {
-        field: getattr(plan, field)
-        for field in FIELDS
-    }
+    values: dict[str, Any] = {field: getattr(plan, field) for field in FIELDS}
     for entry in plan.tiles:
         for axis, extent in enumerate(entry.tile.extents):
             values[f"{entry.level}{axis}"] = extent

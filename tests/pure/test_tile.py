@@ -26,7 +26,14 @@ from tvm_ext.tile import (
     show_graph,
     show_plan,
 )
-from tvm_ext.tile.classify import has_reuse, is_flat, overlaps, vector_axis, vectorisable
+from tvm_ext.tile.classify import (
+    has_no_gaps,
+    has_reuse,
+    is_flat,
+    overlaps,
+    vector_axis,
+    vectorisable,
+)
 
 small = st.integers(1, 6)
 
@@ -272,3 +279,12 @@ def test_a_plan_and_a_graph_can_be_shown() -> None:
     text = show_graph(matmul(8, 16, 4))
     assert "k*=4" in text
     assert "a, b -> c" in text
+
+
+def test_a_tile_of_two_axes_in_one_index_must_be_a_box() -> None:
+    """y[4 * g + c]: part of c for several g would leave gaps between them."""
+    axes = (Axis("g", 3, "space"), Axis("c", 4, "space"))
+    write = Access(0, (AffineDim((4, 1)),))
+    node = TileNode("y", "map", axes, (), write, 1.0)
+    boxes = {(g, c): has_no_gaps(node, Tile((g, c))) for g in (1, 2, 3) for c in (1, 2, 4)}
+    assert boxes == {(g, c): g == 1 or c == 4 for g, c in boxes}

@@ -45,7 +45,7 @@ def traffic_bytes(
 ) -> float:
     """Traffic of the whole operator into a level that holds one tile and nothing more."""
     plan = TilePlan("tile", 0, (LevelTile("register", tile),), order, parallel=0)
-    return Nest(graph, node, plan, Tile(node.extents), line_bytes).bytes_into(0)
+    return Nest(graph, node, plan, Tile(node.extents), line_bytes).bytes_into(0)[0]
 
 
 def tiles_of(node: TileNode, whole_reduction: bool = False) -> list[Tile]:

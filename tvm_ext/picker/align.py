@@ -7,6 +7,7 @@ grows by whole vectors and a register tile is bounded by the register file.
 from __future__ import annotations
 
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tile.classify import shares_index
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
@@ -72,11 +73,14 @@ def core_extents(extent: int, register: int, cores: int) -> list[int]:
 
 
 def packed_divisor(node: TileNode, axis: int) -> int:
-    """The block by which some read splits the axis (`w[o // 32, k, o % 32]`); 0 if none does."""
+    """The block by which some read splits the axis (`w[o // 32, k, o % 32]`), or the whole axis if
+    it is the inner one of two that index the output (channels of a group); 0 for any other."""
     sizes = [
         dim.mod if dim.mod and dim.div == 1 else dim.div
         for access in node.reads
         for dim in access.dims
         if dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
     ]
+    if shares_index(node, axis):
+        sizes.append(node.axes[axis].extent)
     return min(sizes, default=0)

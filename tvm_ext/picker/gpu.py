@@ -21,7 +21,7 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate, producers
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import vector_axis, vectorisable
+from tvm_ext.tile.classify import has_no_gaps, vector_axis, vectorisable
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
@@ -84,6 +84,8 @@ def block_plans(graph: TileGraph, anchor: int, hw: HardwareModel) -> Iterator[Ti
             for across in THREADS_ACROSS:
                 core, register = spatial_tiles(node, vector, (height, width), threads, across)
                 if divisor and core[vector] % divisor and divisor % core[vector]:
+                    continue
+                if not (has_no_gaps(node, Tile(core)) and has_no_gaps(node, Tile(register))):
                     continue
                 for step in STEPS:
                     shared = Tile(reduce_step(node, core, step))

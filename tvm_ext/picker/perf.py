@@ -9,21 +9,31 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import ceil, prod
+from typing import NamedTuple
 
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import packed_reads, sharing_axes
-from tvm_ext.tile.footprint import touched
+from tvm_ext.tile.classify import (
+    leaves_holes_out,
+    packed_reads,
+    sharing_axes,
+    whole_reduction,
+)
+from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.infer import propagate
-from tvm_ext.tile.nest import Nest
+from tvm_ext.tile.infer import propagate, region
+from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
 
 LOADS_PER_CYCLE = 2.0
 LATENCY_SLACK = 1
 """Cycles by which a chain of dependent multiply-adds exceeds their latency in practice."""
+TASK_CYCLES = 40.0
+"""Taking up a core tile: its place worked out from the task's number by divisions."""
+PIECE_CYCLES = 8.0
+"""Starting another piece of the output: loop control, lines and pages shared with neighbours."""
 TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
@@ -37,6 +47,11 @@ OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
 USABLE = 0.8
 """Part of a cache a tile may count on."""
+CROWDED_STALL = 0.5
+"""Part of the time of bytes in crowded rows that holds the work up: no hardware prefetcher follows
+short rows far apart."""
+STAGING_READS = 2.0
+"""Time of reading rows that lie apart, beside reading as many bytes in a row."""
 KEPT = 0.5
 """A group whose tensors fit in this part of the last cache finds them there."""
 
@@ -73,10 +88,11 @@ def register_cycles(
     node: TileNode, shapes: list[tuple[int, ...]], tile: Tile, lanes: int, hw: HardwareModel
 ) -> float:
     """Cycles of one pass over a register tile (its unrolled reduce extents included)."""
-    points = prod(tile.extents) / max(1, lanes)
+    wasted = 1 if leaves_holes_out(node, tile) else prod(hole.step for hole in node.holes)
+    points = prod(tile.extents) / max(1, lanes) * wasted
     flops = max(1.0, node.flops_per_point)
     steps = prod(tile.extents[axis] for axis in node.reduce)
-    vectors = points / max(1, steps)
+    vectors = points / max(1, steps) / wasted
     loads = 0.0
     for access in node.reads:
         shape = shapes[access.tensor]
@@ -88,6 +104,8 @@ def register_cycles(
         loads += elements / (lanes if vectors_wide else 1)
     issue = points * flops / 2 / hw.fma_per_cycle
     fetch = loads / LOADS_PER_CYCLE
+    if wasted == 1:
+        steps //= prod(hole.step for hole in node.holes)
     chain = steps * (hw.fma_latency_cycles + LATENCY_SLACK) if node.kind == "reduce" else 0.0
     spill = (
         max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
@@ -114,7 +132,23 @@ def compute_cycles(
         sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
         tile = Tile(extents)
         entry = TILE_OVERHEAD_CYCLES / max(1, sweeps) if reduces else 0.0
+        entry += collision_cycles(graph, node, tile, hw)
         cycles += count * (register_cycles(node, shapes, tile, lanes, hw) + entry)
+    return cycles
+
+
+def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareModel) -> float:
+    """Cycles for lines that one pass over a register tile fetches again from the second level: rows
+    a power of two apart that have no room side by side in the first (14 rows 4 KiB apart: 303 us
+    instead of 207)."""
+    first, second = hw.levels[1], hw.levels[2]
+    cycles = 0.0
+    for access in node.reads if node.kind == "reduce" else ():
+        tensor = graph.tensors[access.tensor]
+        size_bytes = access_bytes(graph, access, tile, first.line_bytes)
+        room_bytes = size_bytes * crowding(access, tile, tensor, tensor.shape, first.line_bytes)
+        if size_bytes < first.size_bytes * USABLE < room_bytes:
+            cycles += size_bytes / second.gbps * clock_ghz(hw)
     return cycles
 
 
@@ -127,9 +161,11 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     core = plan.at("core")
     cores = hw.cores if plan.parallel else 1
     whole = prod(node.axes[axis].extent // core.extents[axis] for axis in node.space)
-    compute_us, memory_us, bound = _task(graph, node, plan, core, hw, min(cores, whole))
+    first = _task(graph, node, plan, core, hw, min(cores, whole))
     waves = ceil(whole / cores)
-    compute_us, memory_us = compute_us * waves, memory_us * waves
+    compute_us, memory_us, bound = first.compute_us * waves, first.memory_us * waves, first.bound
+    task_cycles = TASK_CYCLES + PIECE_CYCLES * pieces(node, core)
+    stall_us = (first.stall_us + task_cycles / clock_ghz(hw) / 1e3) * waves
     launch_us = hw.launch_us if plan.parallel else 0.0
     tail = tuple(
         a.extent % c or c if a.kind == "space" else c
@@ -137,13 +173,14 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     )
     if tail != core.extents:
         extra = _task(graph, node, plan, Tile(tail), hw, 1)
-        compute_us, memory_us = compute_us + extra[0], memory_us + extra[1]
+        compute_us, memory_us = compute_us + extra.compute_us, memory_us + extra.memory_us
+        stall_us += extra.stall_us
         launch_us *= 2
     if compute_us >= memory_us:
         bound = "compute"
-    latency_us = overlapped_us(compute_us, memory_us)
+    latency_us = overlapped_us(compute_us, memory_us) + stall_us
     latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
-    latency_us += launch_us + prologue_us(graph, plan, hw)
+    latency_us += launch_us + prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 
@@ -165,8 +202,11 @@ def with_cold_weights(
     """The time with packed operands in DRAM, as they are when a model's layers take turns.
 
     Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
-    at that of one. Panels asked for ahead arrive during the work, others hold it up.
+    at that of one. Panels asked for ahead arrive during the work, others hold it up. A group that
+    no cache holds has its traffic counted already.
     """
+    if graph.io_bytes >= hw.levels[-2].size_bytes * KEPT:
+        return latency_us
     size_bytes = packed_bytes(graph, node)
     core = plan.at("core")
     dram = hw.levels[-1]
@@ -198,7 +238,7 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         producer = graph.nodes[stage]
         element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
         if stage in inside:
-            points = propagate(graph, plan.anchor, _with_full_reduction(node, core))[stage].points
+            points = propagate(graph, plan.anchor, whole_reduction(node, core))[stage].points
             total += waves * points * element_bytes / (holding_gbps(hw, points * 4, 1) * 1e3)
         else:
             size_bytes = prod(producer.extents) * element_bytes
@@ -207,9 +247,30 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     return total
 
 
-def _with_full_reduction(node: TileNode, core: Tile) -> Tile:
-    pairs = zip(node.axes, core.extents, strict=True)
-    return Tile(tuple(a.extent if a.kind == "reduce" else c for a, c in pairs))
+def pieces(node: TileNode, tile: Tile) -> int:
+    """Pieces of memory in which a tile of a stage is written."""
+    count = prod(tile.extents[axis] for axis in node.space)
+    for axis in reversed(node.space):
+        count //= tile.extents[axis]
+        if tile.extents[axis] < node.axes[axis].extent:
+            break
+    return count
+
+
+def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of copying the staged reads side by side, for every core tile."""
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    cores = hw.cores if plan.parallel else 1
+    waves = ceil(prod(n for a, n in enumerate(core.counts(node.axes)) if a in node.space) / cores)
+    total = 0.0
+    for place in plan.staged:
+        access = node.reads[place]
+        tensor = graph.tensors[access.tensor]
+        panel = region(access, whole_reduction(node, core), tensor.shape)
+        size_bytes = prod(panel) * tensor.dtype_bytes
+        read = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1)
+        total += waves * size_bytes * (read + 1 / holding_gbps(hw, size_bytes, 1)) / 1e3
+    return total
 
 
 def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
@@ -227,22 +288,32 @@ def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
     return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
 
 
+class _Task(NamedTuple):
+    """One core tile: its arithmetic, its memory traffic and the level that binds, its stalls."""
+
+    compute_us: float
+    memory_us: float
+    bound: str
+    stall_us: float
+
+
 def _task(
     graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, hw: HardwareModel, cores: int
-) -> tuple[float, float, str]:
-    """Compute and memory time of one core tile, and the memory level that binds."""
+) -> _Task:
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
-    memory_us, bound = 0.0, "compute"
+    memory_us, stall_us, bound = 0.0, 0.0, "compute"
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
-        moved = nest.bytes_into(capacity)
+        moved, crowded = nest.bytes_into(capacity)
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
-    return cycles / clock_ghz(hw) / 1e3, memory_us, bound
+        if level is not hw.levels[1]:  # the second level answers soon enough
+            stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3))
+    return _Task(cycles / clock_ghz(hw) / 1e3, memory_us, bound, stall_us)
 
 
 def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Estimate:

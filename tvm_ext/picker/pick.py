@@ -7,6 +7,7 @@ performance model, then core tiles are grown around the best of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from math import prod
 
 import msgspec
@@ -37,10 +38,13 @@ from tvm_ext.picker.perf import (
     streaming,
     wants_prefetch,
 )
+from tvm_ext.picker.split import split_plan
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
+    has_no_gaps,
     is_flat,
+    stageable,
     transform_chain,
     vector_axis,
     vectorisable,
@@ -56,10 +60,13 @@ EVEN_TASKS = 8
 BODY_VECTORS = 128
 """Vector operations in an unrolled body: beyond it instruction fetch limits (461 against 518
 GFLOP/s at 208 operations, 13 x 2 vectors by 8, on Zen 5)."""
-SCRATCH_REGISTERS = 8
+SCRATCH_REGISTERS = 16
 """One register in so many is what LLVM's scheduler keeps operands in flight with. One accumulator
-too many goes through memory at every step and bounds the loop (14 x 2 vectors of 32 registers:
-312 us instead of 237)."""
+too many goes through memory at every step and bounds the loop (of 32 registers 14 x 2 vectors reach
+99 % of peak, 7 x 4 vectors 55 %)."""
+PRODUCT_REGISTERS = 2
+"""Where products are no part of the addition, what holds one, and the copy it destroys; on Arm,
+which multiplies by a lane of a register, the registers that rows are loaded into."""
 TAIL_STATEMENTS = 64
 """Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
@@ -83,9 +90,13 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     else:
         rows = rows_plan(graph, hardware)
         found = [rows] if rows else list(tile_plans(graph, anchor, hardware, max(count, 1)))
+    if split := split_plan(graph, anchor, hardware):
+        found.append(split)
     ranked = sorted(found, key=_latency)
     inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
-    return sorted([*inside, *ranked], key=_latency)[:count]
+    ranked = sorted([*inside, *ranked], key=_latency)
+    side = [other for best in ranked[:ATTACHED] for other in side_by_side(graph, best, hardware)]
+    return sorted([*side, *ranked], key=_latency)[:count]
 
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:
@@ -111,6 +122,17 @@ def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Itera
         attach = (*plan.attach, *(Attach(stage, "core") for stage in before))
         inside = msgspec.structs.replace(plan, attach=attach)
         yield Candidate(inside, estimate(graph, inside, hw))
+
+
+def side_by_side(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
+    """The plan with the reads whose rows lie apart copied side by side for each core tile."""
+    plan = candidate.plan
+    if plan.rule == "tile" and plan.parallel:
+        node = graph.nodes[plan.anchor]
+        reads = stageable(graph, node, plan.at("core"), plan.at("register"))
+        if reads:
+            copied = msgspec.structs.replace(plan, staged=reads)
+            yield Candidate(copied, estimate(graph, copied, hw))
 
 
 def _latency(candidate: Candidate) -> float:
@@ -199,9 +221,11 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         register_tiles(node, vector, lanes, hw),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
     )
-    order = _orders(node, vector)
+    order = _orders(graph, node, vector)
     for register in ranked[: max(REGISTER_TILES, count // 4)]:
         for core in core_tiles(node, register, hw):
+            if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
+                continue
             counts = core.counts(node.axes)
             grid = [axis for axis in order if axis in node.space]
             used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
@@ -224,13 +248,18 @@ def register_tiles(
     node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
 ) -> Iterator[Tile]:
     """Aligned register tiles whose accumulators fit the register file."""
-    rows = [axis for axis in node.space if axis != vector and node.axes[axis].extent > 1]
+    if hollow := list(hollow_tiles(node, vector, lanes, hw)):
+        yield from hollow
+        return
+    rows = row_axes(node, vector)
     last = rows[-1] if rows else None
     before = rows[-2] if len(rows) > 1 else None
     divisor = packed_divisor(node, vector) if vector is not None else 0
     wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
     inner = node.reduce[-1] if node.reduce else None
     usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS
+    if hw.kind == "arm" or "fma" not in hw.isa:
+        usable -= PRODUCT_REGISTERS
     for width in wide:
         vectors = max(1, width // max(1, lanes))
         budget = max(1, (usable - vectors) // vectors)
@@ -259,6 +288,32 @@ def register_tiles(
                     yield Tile(tuple(extents))
 
 
+def hollow_tiles(
+    node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
+) -> Iterator[Tile]:
+    """Register tiles in which it is known of each iteration whether it adds zero: unrolled along
+    the taps, and along their space axes in whole steps. One vector wide: of several the compiler
+    keeps too many weights in registers (1.6 times slower)."""
+    if vector is None or not node.holes:
+        return
+    sizes = [1] * len(node.axes)
+    sizes[vector] = min(lanes, node.axes[vector].extent)
+    for hole in node.holes:
+        sizes[hole.reduce] = node.axes[hole.reduce].extent
+    usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS - 1
+    whole = [node.axes[hole.space].extent for hole in node.holes]
+    choices = [
+        range(hole.step, min(usable, extent) + 1, hole.step)
+        for hole, extent in zip(node.holes, whole, strict=True)
+    ]
+    for extents in product(*choices):
+        if prod(extents) <= usable:
+            tile = list(sizes)
+            for hole, extent in zip(node.holes, extents, strict=True):
+                tile[hole.space] = extent
+            yield Tile(tuple(tile))
+
+
 def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Tile]:
     """Core tiles that cut one axis, with a tail of whole register tiles or not, or two axes without
     one."""
@@ -277,11 +332,27 @@ def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Ti
                     yield Tile((*cut[:other], register.extents[other], *cut[other + 1 :]))
 
 
-def _orders(node: TileNode, vector: int | None) -> tuple[int, ...]:
-    """Vector axis outermost (its weights stay in cache), rows inside, reduction innermost."""
-    space = [axis for axis in node.space if axis != vector]
-    head = [vector] if vector is not None else []
-    return (*head, *space, *node.reduce)
+def row_axes(node: TileNode, vector: int | None) -> list[int]:
+    """Axes to stack vectors along: those whose neighbours share an operand, if there are any."""
+    rows = [axis for axis in node.space if axis != vector and node.axes[axis].extent > 1]
+    shared = [axis for axis in rows if not all(access.uses(axis) for access in node.reads)]
+    return shared or rows
+
+
+def _orders(graph: TileGraph, node: TileNode, vector: int | None) -> tuple[int, ...]:
+    """The axes of the operand read in vectors outermost (its weights stay in cache), rows inside,
+    reduction innermost."""
+    if vector is None:
+        return (*node.space, *node.reduce)
+    weights = [
+        access
+        for access in node.reads
+        if access.stride(vector, graph.tensors[access.tensor].shape) == 1
+    ]
+    others = [axis for axis in node.space if axis != vector]
+    shared = [axis for axis in others if not all(access.uses(axis) for access in node.reads)]
+    head = [a for a in others if shared and a not in shared and any(w.uses(a) for w in weights)]
+    return (*head, vector, *(a for a in others if a not in head), *node.reduce)
 
 
 def _cycles_per_point(

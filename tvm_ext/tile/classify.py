@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.infer import region
 
 
 def vector_axis(node: TileNode) -> int | None:
@@ -44,6 +45,23 @@ def is_flat(graph: TileGraph, node: TileNode) -> bool:
     return True
 
 
+def transposed_axis(node: TileNode) -> int | None:
+    """The axis that lies side by side in what a copy reads but not in what it writes."""
+    if node.kind != "map" or len(node.reads) != 1 or not is_affine(node) or not node.axes:
+        return None
+    last = node.reads[0].dims[-1:]
+    axes = [axis for axis in node.space if any(dim.coeffs[axis] == 1 for dim in last if dim)]
+    return axes[0] if len(axes) == 1 and axes[0] != len(node.axes) - 1 else None
+
+
+def shares_index(node: TileNode, axis: int) -> bool:
+    """Whether another axis moves the same index of what the node writes (`y[g * 12 + o]`)."""
+    return any(
+        dim is not None and dim.coeffs[axis] and any(dim.coeffs[a] for a in node.space if a != axis)
+        for dim in node.write.dims
+    )
+
+
 def is_affine(node: TileNode) -> bool:
     """Whether every index the node reads or writes is an affine map of its axes."""
     return all(dim is not None for access in (*node.reads, node.write) for dim in access.dims)
@@ -69,15 +87,73 @@ def overlaps(node: TileNode) -> bool:
     )
 
 
+def split_axis(node: TileNode) -> int | None:
+    """The outermost reduction axis with more than one iteration; None without one."""
+    return next((axis for axis in node.reduce if node.axes[axis].extent > 1), None)
+
+
+def leaves_holes_out(node: TileNode, register: Tile) -> bool:
+    """Whether it is known of each iteration of an unrolled register tile if it falls on a hole."""
+    return all(
+        register.extents[hole.reduce] == node.axes[hole.reduce].extent
+        and register.extents[hole.space] % hole.step == 0
+        for hole in node.holes
+    )
+
+
 def packed_reads(node: TileNode) -> list[Access]:
     """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`."""
     return [a for a in node.reads if any(dim is not None and dim.mod for dim in a.dims)]
+
+
+def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:
+    """Reads of inputs that several register tiles of a core tile go over, in rows of vectors that
+    lie apart: side by side they would neither collide in cache nor share lines with others."""
+    vector = vector_axis(node)
+    if vector is None:
+        return ()
+    found = []
+    for place, access in enumerate(node.reads):
+        tensor = graph.tensors[access.tensor]
+        shape = region(access, whole_reduction(node, core), tensor.shape)
+        if (
+            tensor.role == "input"
+            and access.stride(vector, tensor.shape) == 1
+            and shape[-1] < tensor.shape[-1]
+            and not any(dim is None or dim.mod for dim in access.dims)
+            and staged(node, access, core, register)
+        ):
+            found.append(place)
+    return tuple(found)
+
+
+def whole_reduction(node: TileNode, core: Tile) -> Tile:
+    """The core tile with all iterations of the reduction."""
+    pairs = zip(node.axes, core.extents, strict=True)
+    return Tile(tuple(a.extent if a.kind == "reduce" else c for a, c in pairs))
 
 
 def sharing_axes(node: TileNode) -> list[int]:
     """Space axes along which all iterations use the same packed operands: the rows."""
     packed = packed_reads(node)
     return [axis for axis in node.space if not any(access.uses(axis) for access in packed)]
+
+
+def has_no_gaps(node: TileNode, tile: Tile) -> bool:
+    """Whether the tile writes a box. Of two axes in one index (`y[4 * g + c]`) a tile may cut the
+    inner one only where it takes a single element of the outer one: what follows works on boxes."""
+    for dim in node.write.dims:
+        if dim is None:
+            continue
+        inner_first = sorted(
+            (abs(step), axis) for axis, step in enumerate(dim.coeffs) if step and axis in node.space
+        )
+        cut = False
+        for _, axis in inner_first:
+            if cut and tile.extents[axis] > 1:
+                return False
+            cut = cut or tile.extents[axis] < node.axes[axis].extent
+    return True
 
 
 class TransformChain(NamedTuple):

@@ -86,11 +86,21 @@ class Tensor(msgspec.Struct, frozen=True):
         return prod(self.shape) * self.dtype_bytes
 
 
+class Hole(msgspec.Struct, frozen=True):
+    """A factor that is zero unless `step` divides the sum of a space and a reduce axis (and an
+    offset): the zeros that a transposed convolution inserts between elements."""
+
+    space: int
+    reduce: int
+    step: int
+
+
 class TileNode(msgspec.Struct, frozen=True):
     """One operator (a TIR block): its axes, what it reads and writes, and its arithmetic.
 
     `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
     `flops_per_point` counts floating-point operations of one iteration; a special function is 10.
+    With `holes` it is what remains on average when products with their zeros are left out.
     """
 
     name: str
@@ -99,6 +109,7 @@ class TileNode(msgspec.Struct, frozen=True):
     reads: tuple[Access, ...]
     write: Access
     flops_per_point: float
+    holes: tuple[Hole, ...] = ()
 
     @property
     def space(self) -> tuple[int, ...]:

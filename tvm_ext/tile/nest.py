@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from math import gcd, prod
+
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.footprint import access_bytes
-from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.classify import vector_axis, whole_reduction
+from tvm_ext.tile.footprint import access_bytes, touched
+from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
+from tvm_ext.tile.infer import region
 from tvm_ext.tile.plan import TilePlan
+
+WAY_BYTES = 4096
+"""Addresses that differ by a multiple of this fall into one set of any cache: a page, which is also
+one way of the first level."""
 
 
 class Nest:
@@ -38,24 +46,67 @@ class Nest:
             [access_bytes(graph, access, tile, line_bytes) for access in self._accesses]
             for tile in self._tiles
         ]
+        vector = vector_axis(node)
+        self._crowding = [[1] * len(self._accesses) for _ in self._tiles]
+        for place, access in enumerate(node.reads):
+            tensor = graph.tensors[access.tensor]
+            if vector is None or access.stride(vector, tensor.shape) != 1:
+                continue
+            shape = tensor.shape
+            if place in plan.staged:
+                shape = region(access, whole_reduction(node, core), shape)
+            for depth, tile in enumerate(self._tiles):
+                self._crowding[depth][place] = crowding(access, tile, tensor, shape, line_bytes)
 
-    def bytes_into(self, capacity_bytes: float) -> float:
-        """Bytes one core tile pulls into a level of that capacity.
+    def bytes_into(self, capacity_bytes: float) -> tuple[float, float]:
+        """Bytes one core tile pulls into a level of that capacity, and how many of them in short
+        rows that crowd few of the level's sets.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
-        is fetched again, except where the loops right outside it leave an access in place.
+        is fetched again, except where the loops right outside it leave an access in place. Crowded
+        rows fit as if they were as many times larger.
         """
-        depth = next(
-            (d for d, held in enumerate(self._bytes) if sum(held) <= capacity_bytes),
-            len(self._loops),
-        )
-        total = 0.0
+        total, crowded = 0.0, 0.0
+        fits = self._depth([sum(held) for held in self._bytes], capacity_bytes)
         for place, access in enumerate(self._accesses):
+            sizes = [held[place] for held in self._bytes]
+            rooms = [size * held[place] for size, held in zip(sizes, self._crowding, strict=True)]
+            depth = max(fits, self._depth(rooms, capacity_bytes))
             loads, still = 1, True
             for axis in reversed(self._loops[:depth]):
                 if still and not access.uses(axis):
                     continue
                 still = still and self._counts[axis] == 1
                 loads *= self._counts[axis]
-            total += loads * self._bytes[depth][place]
-        return total
+            total += loads * sizes[depth]
+            crowded += loads * sizes[depth] if self._crowding[depth][place] > 1 else 0.0
+        return total, crowded
+
+    def _depth(self, rooms: list[int], capacity_bytes: float) -> int:
+        """The first sub-nest that fits; the innermost if none does."""
+        fitting = (d for d, room in enumerate(rooms) if room <= capacity_bytes)
+        return next(fitting, len(self._loops))
+
+
+def crowding(
+    access: Access, tile: Tile, tensor: Tensor, shape: tuple[int, ...], line_bytes: int
+) -> int:
+    """How much more of a cache's sets than its bytes need the region of a tile takes, in a buffer
+    of that shape: rows that lie a power of two apart share few sets (Roller §3.2, alignment).
+
+    Packed operands and indices that are not affine count as 1.
+    """
+    if any(dim is None or dim.mod for dim in access.dims):
+        return 1
+    box = touched(access, tile, shape)
+    run, row, rows = 1, 1, prod(box)
+    for size, extent in zip(reversed(box), reversed(shape), strict=True):
+        run *= size
+        row *= extent
+        rows //= max(1, size)
+        if size < extent:
+            break
+    if rows <= 1:
+        return 1
+    run_bytes = -(-run * tensor.dtype_bytes // line_bytes) * line_bytes
+    return max(1, gcd(row * tensor.dtype_bytes, WAY_BYTES) // run_bytes)

@@ -28,7 +28,7 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `tile`, `rows`, `flat` or `loose`; on GPUs `block` or
+    rule      which writer lowers it: `tile`, `rows`, `split`, `flat` or `loose`; on GPUs `block` or
               one of `block_rows`, `block_flat`, `block_loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
@@ -41,6 +41,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     attach    other stages that keep a buffer, and the level whose loops they move into
     instruction  the instruction family the innermost loops are written for
     prefetch  whether each step asks for its share of the next panel of a packed operand
+    staged    reads of the anchor (by number) whose part of a core tile is copied side by side first
     """
 
     rule: str
@@ -53,6 +54,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     attach: tuple[Attach, ...] = ()
     instruction: str = "fma"
     prefetch: bool = False
+    staged: tuple[int, ...] = ()
 
     def at(self, level: str) -> Tile:
         """The anchor's tile at `level`; KeyError if the plan has none there."""

@@ -17,6 +17,7 @@ def show_plan(plan: TilePlan) -> str:
         parts.append(f"unroll{plan.unroll}")
     if plan.prefetch:
         parts.append("prefetch")
+    parts += [f"in{read}@core" for read in plan.staged]
     return " ".join(part for part in (*parts, attach) if part)
 
 

@@ -9,16 +9,18 @@ stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tir.read import read_schedule
+from tvm_ext.tir.read import divisions, loads, read_schedule
 from tvm_ext.tvm_api import (
     PrimFunc,
     SBlockRV,
     Schedule,
     ScheduleError,
     schedule_of,
+    tirx,
     with_narrow_indices,
 )
 
@@ -42,12 +44,28 @@ def _is_window(consumer: TileNode, producer: TileNode) -> bool:
     return len(reads) >= WINDOW
 
 
+def _is_view(graph: TileGraph, node: TileNode) -> bool:
+    """Whether the node only permutes outer axes: what lies side by side stays so."""
+    if node.flops_per_point or len(node.reads) != 1:
+        return False
+    source = graph.tensors[node.reads[0].tensor].shape
+    last = node.write.dims[-1:]
+    return (
+        sorted(node.extents) == sorted(source)
+        and None not in last
+        and last == node.reads[0].dims[-1:]
+        and all(dim is not None and sum(dim.coeffs) == 1 for dim in node.reads[0].dims)
+        and not any(dim is not None and dim.offset for dim in node.reads[0].dims)
+    )
+
+
 def _inlinable(graph: TileGraph, index: int) -> bool:
     """Whether recomputing the node at each use costs no more than keeping its result.
 
     Map into map is so: uses of one element end up in one statement, where they are one. Not so is a
     window: each element would be computed again by every neighbour, unless that is free (padding).
-    Into a reduction only if that is the sole consumer and reads each element once.
+    Into a reduction only if that is the sole consumer and reads each element once, or nothing is
+    recomputed.
     """
     node = graph.nodes[index]
     if node.kind != "map" or graph.tensors[node.write.tensor].role == "output":
@@ -57,7 +75,49 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
         return False
     if all(consumer.kind == "map" for consumer in consumers):
         return node.flops_per_point == 0 or not any(_is_window(c, node) for c in consumers)
+    if _is_view(graph, node):
+        return len(consumers) == 1
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
+
+
+def _blocked_axes(schedule: Schedule, node: TileNode, block: SBlockRV) -> dict[int, int]:
+    """Space axes in blocks of which a non-affine index moves on (`o // 32 * 16 + c`, the channels
+    of a group), with the size of the blocks."""
+    if node.kind != "reduce" or all(d is not None for a in node.reads for d in a.dims):
+        return {}
+    body = schedule.get(block)
+    found: dict[int, set[int]] = {}
+    for load in loads(body.body.value):
+        for size, variable in divisions(load.indices):
+            for place, iv in enumerate(body.iter_vars):
+                if iv.var.same_as(variable):
+                    found.setdefault(place, set()).add(size)
+    sizes = {place: choice.pop() for place, choice in found.items() if len(choice) == 1}
+    return {
+        place: size
+        for place, size in sizes.items()
+        if node.axes[place].kind == "space" and node.axes[place].extent % size == 0
+    }
+
+
+def _split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> bool:
+    """Makes of every blocked axis two, of blocks and inside one, so that indices become affine."""
+    changed = False
+    for node, block in zip(graph.nodes, blocks, strict=True):
+        sizes = _blocked_axes(schedule, node, block)
+        before = [tirx.Var(axis.name, "int32") for axis in node.axes]
+        after: list[Any] = []
+        for place, index in enumerate(before):
+            size = sizes.get(place)
+            after += [index // size, index % size] if size else [index]
+        if not sizes:
+            continue
+        try:
+            schedule.transform_block_layout(block, tirx.IndexMap(before, after, None))
+            changed = True
+        except ScheduleError:
+            continue
+    return changed
 
 
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
@@ -78,6 +138,9 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
                 continue
     if changed:
         graph = read_schedule(schedule, func, signature)
-        if graph is None:
-            return None
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    if graph is not None and _split_blocked(schedule, graph, blocks):
+        graph = read_schedule(schedule, func, signature)
+    if graph is None:
+        return None
     return Prepared(schedule, graph, tuple(schedule.get_child_blocks(schedule.get_sblock("root"))))

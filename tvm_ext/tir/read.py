@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.tile.axis import Axis
-from tvm_ext.tile.graph import Access, AffineDim, Tensor, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, AffineDim, Hole, Tensor, TileGraph, TileNode
 from tvm_ext.tvm_api import Analyzer, Call, PrimFunc, Schedule, TensorLoad, schedule_of, tirx
 
 _SPECIAL_FLOPS = 10.0
@@ -47,6 +48,15 @@ def loads(expr: Any) -> Iterator[Any]:
         yield from loads(child)
 
 
+def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
+    """Every `variable // size` inside the indices."""
+    for index in indices:
+        division = isinstance(index, tirx.FloorDiv) and isinstance(index.b, tirx.IntImm)
+        if division and isinstance(index.a, tirx.Var):
+            yield int(index.b.value), index.a
+        yield from divisions(children(index))
+
+
 def flops(expr: Any) -> float:
     """Floating-point operations of one evaluation; index arithmetic is free."""
     if isinstance(expr, TensorLoad):
@@ -59,6 +69,42 @@ def flops(expr: Any) -> float:
     elif isinstance(expr, Call) and _is_float(expr):
         own = 0.0 if getattr(expr.op, "name", "").endswith("if_then_else") else _SPECIAL_FLOPS
     return own + sum(flops(child) for child in children(expr))
+
+
+def _guards(expr: Any) -> Iterator[Any]:
+    """The terms of every condition outside which the value is zero."""
+    if isinstance(expr, Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
+        condition, _, otherwise = expr.args
+    elif isinstance(expr, tirx.Select):
+        condition, otherwise = expr.condition, expr.false_value
+    else:
+        condition = otherwise = None
+    if isinstance(otherwise, tirx.FloatImm) and otherwise.value == 0:
+        terms = [condition]
+        while terms:
+            term = terms.pop()
+            if isinstance(term, tirx.And):
+                terms += [term.a, term.b]
+            else:
+                yield term
+    for child in children(expr):
+        yield from _guards(child)
+
+
+def holes(expr: Any, axes: dict[Any, int], kinds: list[str]) -> tuple[Hole, ...]:
+    """The zeros between elements in what a reduction adds up."""
+    found = []
+    for guard in _guards(expr):
+        mod = guard.a if isinstance(guard, tirx.EQ) else None
+        if not (isinstance(mod, tirx.FloorMod) and isinstance(mod.b, tirx.IntImm)):
+            continue
+        form = linear(mod.a, axes)
+        if form is None or not isinstance(guard.b, tirx.IntImm) or int(guard.b.value):
+            continue
+        used = {kinds[axis]: axis for axis, step in enumerate(form[0]) if abs(step) == 1}
+        if len(used) == 2 == sum(step != 0 for step in form[0]):
+            found.append(Hole(used["space"], used["reduce"], int(mod.b.value)))
+    return tuple(dict.fromkeys(found))
 
 
 def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
@@ -167,7 +213,9 @@ class _Reader:
             )
         )
         kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
-        return TileNode(block.name_hint, kind, axes, reads, write, flops(store.value))
+        zeros = holes(store.value, position, [axis.kind for axis in axes])
+        useful = flops(store.value) / prod(hole.step for hole in zeros)
+        return TileNode(block.name_hint, kind, axes, reads, write, useful, zeros)
 
     def _whole(self, buffer: Any, written: bool = False) -> Access:
         return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))

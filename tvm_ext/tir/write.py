@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
@@ -17,6 +18,7 @@ from tvm_ext.tir.write_gpu import (
     write_block_rows,
 )
 from tvm_ext.tir.write_rows import write_rows
+from tvm_ext.tir.write_split import write_split
 from tvm_ext.tir.write_tile import write_tile
 from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
 
@@ -31,6 +33,7 @@ RULES: dict[str, Rule] = {
     "tile": write_tile,
     "chain": write_chain,
     "rows": write_rows,
+    "split": write_split,
     "flat": write_flat,
     "loose": _write_nothing,
     "block": write_block,
@@ -75,6 +78,7 @@ LEVELS = {
     "tile": ("core", "register"),
     "chain": ("core", "register"),
     "rows": ("core",),
+    "split": ("core",),
     "flat": ("core",),
     "loose": (),
     "block": ("core", "shared", "register"),
@@ -88,7 +92,7 @@ def check_plan(prepared: Prepared, plan: TilePlan) -> None:
     """Raises PlanError for a plan that was made for another group, or was damaged.
 
     Reasons: `anchor` (a stage that does not exist), `level` (a missing tile), `extent` (a tile of
-    another operator), `lanes` (counts that mean nothing).
+    another operator), `gaps` (a tile that writes no box), `lanes` (counts that mean nothing).
     """
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
@@ -96,8 +100,9 @@ def check_plan(prepared: Prepared, plan: TilePlan) -> None:
     for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
         if not 0 <= stage < count:
             raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
-    axes = prepared.graph.nodes[plan.anchor].axes
-    tiles = {entry.level: entry.tile for entry in plan.tiles}
+    node = prepared.graph.nodes[plan.anchor]
+    axes = node.axes
+    tiles = {entry.level: entry.tile for entry in reversed(plan.tiles)}  # `at` takes the first
     for level in LEVELS[plan.rule]:
         if level not in tiles:
             raise PlanError("level", f"plan: rule {plan.rule} needs a tile at {level}")
@@ -106,6 +111,9 @@ def check_plan(prepared: Prepared, plan: TilePlan) -> None:
             raise PlanError(
                 "extent", f"plan: {level} tile {tiles[level].extents} in a stage of {extents}"
             )
+        boxes = plan.rule in ("tile", "block") and level != "shared"
+        if boxes and not has_no_gaps(node, tiles[level]):
+            raise PlanError("gaps", f"plan: {level} tile {tiles[level].extents} leaves gaps")
 
 
 def _first_line(error: Exception) -> str:

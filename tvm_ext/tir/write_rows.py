@@ -40,8 +40,7 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
         if not schedule.get_loops(other):
             schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
     partial = {
-        stage: _partial_reductions(prepared, stage, plan.lanes)
-        for stage in (*attached, plan.anchor)
+        stage: partial_reductions(prepared, stage, plan.lanes) for stage in (*attached, plan.anchor)
     }
     loops = schedule.get_loops(block)
     row = None
@@ -61,14 +60,14 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
         for part in reversed(partial[stage]):
             if row is not None:
                 schedule.compute_at(part, row, preserve_unit_loops=True)
-            zeroed.append(_vectorise_partial(prepared, part, plan.lanes, row is not None))
+            zeroed.append(vectorise_partial(prepared, part, plan.lanes, row is not None))
     if plan.parallel and row is not None:
         schedule.parallel(row)
     for part, loop in zeroed:
         schedule.decompose_reduction(part, loop)
 
 
-def _partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBlockRV]:
+def partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBlockRV]:
     """Splits a reduction over contiguous memory into partial ones, the longest first, each half as
     wide as the one before from one vector on; empty if it is no such reduction.
 
@@ -93,7 +92,7 @@ def _partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBlo
     return parts
 
 
-def _vectorise_partial(
+def vectorise_partial(
     prepared: Prepared, part: SBlockRV, lanes: int, moved: bool
 ) -> tuple[SBlockRV, Any]:
     """Partial results innermost, in vectors. Returns the loop before which they are zeroed: TVM

@@ -14,13 +14,15 @@ hint), so the main loop carries no predicate.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_affine, vector_axis
+from tvm_ext.tile.classify import is_affine, shares_index, transposed_axis, vector_axis
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.read import loads
 from tvm_ext.tvm_api import SBlockRV, Schedule
 
 PARTITION = "pragma_loop_partition_hint"
@@ -45,6 +47,10 @@ def check_tiles(node: TileNode, core: Tile, register: Tile, plan: TilePlan) -> N
             raise PlanError(
                 "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
             )
+    for place in node.space if plan.attach else ():
+        own, c, r = node.axes[place], core.extents[place], register.extents[place]
+        if shares_index(node, place) and (own.extent % c or c % r):
+            raise PlanError("tail", f"plan for {node.name}: {own.name} leaves a tail")
     if sorted(plan.order) != list(range(len(node.axes))):
         raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
     if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
@@ -58,6 +64,7 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     core, register = plan.at("core"), plan.at("register")
     check_tiles(node, core, register, plan)
     reduces = node.kind == "reduce"
+    copies = [_copy(schedule, prepared, plan.anchor, read) for read in plan.staged]
     epilogue: SBlockRV | None = None
     attached = [entry.stage for entry in plan.attach if entry.level == "register"]
     if reduces and attached:
@@ -97,8 +104,10 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     task = schedule.fuse(*grid[: plan.parallel]) if plan.parallel > 1 else grid[0]
     for entry in plan.attach:
         if entry.level == "core":
-            hint = is_affine(graph.nodes[entry.stage])
-            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes, hint)
+            stage = graph.nodes[entry.stage]
+            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes, stage)
+    for copy in copies:
+        _attach(schedule, copy, task, plan.lanes)
     if plan.parallel:
         schedule.parallel(task)
     for axis in space if is_affine(node) else ():
@@ -118,6 +127,22 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         schedule.decompose_reduction(block, sweep[reduce[0]])
 
 
+def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBlockRV:
+    """A stage that copies what one read of the anchor takes; at a core tile only its part of it."""
+    block, reads = prepared.blocks[anchor], prepared.graph.nodes[anchor].reads
+    if not 0 <= read < len(reads):
+        raise PlanError("staged", f"plan: stage {anchor} has no read {read}")
+    body = schedule.get(block)
+    # tensors are numbered, and named perhaps not uniquely: they occur in the order of their loads
+    sources: list[Any] = []
+    for load in loads(body.body.value):
+        if not any(load.source.same_as(other) for other in (*sources, body.body.buffer)):
+            sources.append(load.source)
+    source = sources[list(dict.fromkeys(a.tensor for a in reads)).index(reads[read].tensor)]
+    place = next(i for i, region in enumerate(body.reads) if region.source.same_as(source))
+    return schedule.cache_read(block, place, "global")
+
+
 def register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
     """Unrolls the epilogue over the register tile, its last axis in vectors."""
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
@@ -131,12 +156,26 @@ def register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
         schedule.unroll(loop)
 
 
-def _attach(schedule: Schedule, block: SBlockRV, loop: object, lanes: int, hint: bool) -> None:
-    """Computes a producer inside the core tile, its innermost loop in vectors."""
+def _attach(
+    schedule: Schedule, block: SBlockRV, loop: object, lanes: int, node: TileNode | None = None
+) -> None:
+    """Computes a producer inside the core tile, its innermost loop in vectors; `node` is its node,
+    None for a plain copy.
+
+    A transposition goes by squares: of the lines that a vector's elements come from all is used.
+    """
     depth = len(schedule.get_loops(block))
-    schedule.compute_at(block, loop)
+    schedule.compute_at(block, loop, preserve_unit_loops=True)
     own = schedule.get_loops(block)[-depth:]
-    vectorise_last(schedule, own[-1], lanes, hint=hint)
+    across = None if node is None else transposed_axis(node)
+    if across is not None and int(schedule.get(own[across]).extent) % lanes == 0:
+        outside, inside = schedule.split(own[across], [None, lanes])
+        chunk, last = schedule.split(own[-1], [None, min(lanes, int(schedule.get(own[-1]).extent))])
+        between = own[across + 1 : -1]
+        schedule.reorder(outside, *between, chunk, inside, last)
+        schedule.unroll(inside)
+        own = [*own[:-1], last]
+    vectorise_last(schedule, own[-1], lanes, hint=node is None or is_affine(node))
 
 
 def vectorise_last(schedule: Schedule, loop: object, lanes: int, *, hint: bool = True) -> None:

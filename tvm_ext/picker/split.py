@@ -1,0 +1,54 @@
+"""Reductions to fewer results than there are cores: their iterations are shared out instead."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.align import lanes_for
+from tvm_ext.picker.anchor import widest_bytes
+from tvm_ext.picker.perf import Candidate, streaming
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import split_axis
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+PARTIAL_VECTORS = 4
+"""Vectors of partial results in one core; the innermost axis must hold whole ones."""
+MAX_PARTS = 8
+"""Parts a core may take, where the axis does not split into one for each."""
+
+
+def split_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate | None:
+    """The anchor's outermost reduction axis in equal parts, one or a few to a core; None if it has
+    results enough to share out, reads other stages, or does not split evenly."""
+    node = graph.nodes[anchor]
+    results = prod(node.axes[axis].extent for axis in node.space)
+    axis = split_axis(node)
+    others = [other for place, other in enumerate(graph.nodes) if place != anchor]
+    if (
+        axis is None
+        or results >= hw.cores
+        or any(graph.producer(access.tensor) is not None for access in node.reads)
+        or any(prod(other.extents) > results for other in others)
+    ):
+        return None
+    last = node.axes[node.reduce[-1]].extent
+    lanes = lanes_for(last, hw, widest_bytes(graph, node))
+    unit = PARTIAL_VECTORS * lanes if axis == node.reduce[-1] else 1
+    extent = node.axes[axis].extent
+    counts = [n * hw.cores for n in range(1, MAX_PARTS + 1) if extent % (n * hw.cores * unit) == 0]
+    if not counts:
+        return None
+    core = list(node.extents)
+    core[axis] = extent // counts[0]
+    plan = TilePlan(
+        rule="split",
+        anchor=anchor,
+        tiles=(LevelTile("core", Tile(tuple(core))),),
+        order=tuple(range(len(node.axes))),
+        parallel=1,
+        lanes=lanes,
+        attach=tuple(Attach(place, "core") for place in range(len(graph.nodes)) if place != anchor),
+    )
+    return Candidate(plan, streaming(graph, hw, lanes, hw.cores))

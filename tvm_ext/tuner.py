@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -102,8 +105,9 @@ def tune(
     database = Database.open(log, create=True)
     tuner = Tuner(lowered, database, seed, watch or (lambda _tasks, _done: None))
     try:
-        tuner.run(trials, deadline)
-    except KeyboardInterrupt:
+        with tuner.until_interrupted():
+            tuner.run(trials, deadline)
+    except KeyboardInterrupt:  # a second Ctrl-C
         tuner.interrupted = True
     finally:
         tuner.close()
@@ -134,15 +138,37 @@ class Tuner:
         """Trials spent, those found in the log included."""
         return sum(progress.trials for progress in self.tasks)
 
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """Ctrl-C ends the search after the batch at hand; a second one ends it at once.
+
+        Raised at any point, KeyboardInterrupt may be inside a call back from TVM, which turns it
+        into an error of its own.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(_signal: int, _frame: Any) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def run(self, trials: int, deadline: float) -> None:
         """Spends the trials: every task's first plan, then where most is left to gain."""
         self.watch(self.tasks, self.done)
         first = [p for p in self.tasks if p.first not in p.tried]
         for progress in sorted(first, key=lambda p: -p.gain_us):
-            if self.done >= trials or time.monotonic() > deadline:
+            if self.done >= trials or self._over(deadline):
                 break
             self.measure(progress, [progress.first])
-        while self.done < trials and time.monotonic() < deadline:
+        while self.done < trials and not self._over(deadline):
             open_tasks = [p for p in self.tasks if p.tried and self._refill(p)]
             if not open_tasks:
                 break
@@ -151,8 +177,11 @@ class Tuner:
             batch, progress.queue = progress.queue[:count], progress.queue[count:]
             self.measure(progress, batch)
         for progress in self.tasks:
-            if time.monotonic() < deadline:
+            if not self._over(deadline):
                 self.settle(progress)
+
+    def _over(self, deadline: float) -> bool:
+        return self.interrupted or time.monotonic() > deadline
 
     def measure(self, progress: Progress, plans: list[TilePlan], *, again: bool = False) -> None:
         """Measures plans of one task and appends their records."""

@@ -88,12 +88,14 @@ def _kernel_facts(manifest: Any) -> dict[str, Any]:
     import msgspec
 
     from tvm_ext.hardware import resolve
-    from tvm_ext.picker import roof
+    from tvm_ext.hardware.roofline import roof
 
     hardware = msgspec.structs.replace(resolve("cpu"), cores=manifest.num_threads)
     groups = manifest.groups
     return {
-        "roof_us": sum(group.calls * roof(group, hardware).latency_us for group in groups),
+        "roof_us": sum(
+            group.calls * roof(group.flops, group.io_bytes, hardware).latency_us for group in groups
+        ),
         "kernels": len(groups),
         "fallbacks": sum(group.source in ("loose", "none") for group in groups),
     }

@@ -16,10 +16,10 @@ from random_plans import random_plans
 from workloads import Jobs, UnavailableError, Workload
 
 from tvm_ext.hardware import resolve
+from tvm_ext.hardware.roofline import roof
 from tvm_ext.measure import Failure, Measurer, Outcome
 from tvm_ext.measure.build import Built, build
 from tvm_ext.measure.sandbox import Limits, run_forked
-from tvm_ext.picker import roof
 from tvm_ext.planner import Planned, Task, next_option, plan_task
 from tvm_ext.tile import show_plan
 from tvm_ext.tile.plan import TilePlan
@@ -124,7 +124,7 @@ class Bench:
         row.plan = show_plan(option.plan) if option.plan else "as TVM wrote it"
         row.reasons = list(planned.reasons)
         if task.graph is not None:
-            limit = roof(task.graph, self.hardware)
+            limit = roof(task.graph.flops, task.graph.io_bytes, self.hardware)
             row.mflop, row.roof_us = task.graph.flops / 1e6, limit.latency_us
             row.bound = limit.bound
         return planned, built

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import pick, predict, roof
+from tvm_ext.hardware.roofline import roof
+from tvm_ext.picker import pick, predict
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Group
 from tvm_ext.shield import shield
@@ -143,7 +144,7 @@ def options(
             for candidate in pick(graph, hardware, PICKED):
                 guess = candidate.estimate
                 found.append(Option("picker", candidate.plan, guess.bound, guess.latency_us))
-        limit = roof(graph, hardware)
+        limit = roof(graph.flops, graph.io_bytes, hardware)
         found.append(Option("loose", loose_plan(hardware), limit.bound, limit.latency_us))
     return [*found, Option("none", None)]
 

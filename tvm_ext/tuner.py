@@ -26,9 +26,10 @@ from tvm_ext.assembly import Lowered, assemble
 from tvm_ext.errors import PlanError
 from tvm_ext.flow import Shapes, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.hardware.roofline import roof
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.picker import PREFETCH_BYTES, packed_bytes, pick, roof
+from tvm_ext.picker import PREFETCH_BYTES, packed_bytes, pick
 from tvm_ext.planner import Task, hash_func
 from tvm_ext.records import Database, Record, RecordFailure, TaskKey
 from tvm_ext.runtime.executor import Compiled
@@ -235,9 +236,8 @@ class Tuner:
             return None
         plans = [candidate.plan for candidate in candidates]
         predicted_us = candidates[0].estimate.latency_us
-        progress = Progress(
-            task, plans[0], predicted_us, roof(task.graph, self.hardware).latency_us
-        )
+        limit = roof(task.graph.flops, task.graph.io_bytes, self.hardware)
+        progress = Progress(task, plans[0], predicted_us, limit.latency_us)
         known = self.database.measured(task.signature, self.hardware.fingerprint())
         self._take(progress, list(known.values()))
         progress.queue = [plan for plan in plans[1:] if plan not in progress.tried]

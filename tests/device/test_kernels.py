@@ -64,7 +64,7 @@ def describe(planned: Planned) -> str:
 
 def assert_right(planned: list[Planned], hardware: HardwareModel) -> None:
     """Builds the kernels and checks each; reports all that are wrong, not just the first."""
-    funcs = [(entry.func) for entry in planned]
+    funcs = [entry.func for entry in planned]
     wrong = []
     for entry, built in zip(planned, build_many(funcs, Target(hardware.target)), strict=True):
         error = check(entry, built.main) if isinstance(built, Built) else str(built)

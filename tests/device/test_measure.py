@@ -207,8 +207,8 @@ def test_candidate_far_behind_the_best_is_not_repeated(measurer):
 
 
 def test_cold_caches_can_be_asked_for():
-    with Measurer(TARGET, num_threads=1, flush_cache=True) as measurer:
-        assert timed(measurer.measure([job(double)])[0])
+    with Measurer(TARGET, num_threads=1) as measurer:
+        assert timed(measurer.measure([job(double, cold=True)])[0])
 
 
 def test_nothing_to_measure_starts_nothing():

@@ -10,9 +10,10 @@ from math import inf
 from typing import Any
 
 import msgspec
+from manifests import manifest
 
 from tvm_ext.records import Record, RecordFailure, TaskKey
-from tvm_ext.records.manifest import MANIFEST_VERSION, Group, Manifest
+from tvm_ext.records.manifest import Group
 from tvm_ext.report.groups import groups_text, sources
 from tvm_ext.report.log_tables import best_text, records_text, summarise, summary_text
 from tvm_ext.report.text import draw, gflops_text, us_text
@@ -42,23 +43,6 @@ LOOSE = Group(
     fallback=("picker plan, vector: lanes [16] do not fit", "picker plan, wrong: output 0"),
 )
 UNTOUCHED = Group("gather", "gather", "dd", "none")
-
-
-def manifest(*groups: Group, notes: tuple[str, ...] = ()) -> Manifest:
-    return Manifest(
-        version=MANIFEST_VERSION,
-        model="m.onnx",
-        hardware="0123456789ab",
-        hardware_name="cpu/host",
-        target="llvm",
-        num_threads=2,
-        inputs=(),
-        outputs=(),
-        groups=groups,
-        code_hash="feedc0de0000",
-        versions={"tvm": "0.27"},
-        notes=notes,
-    )
 
 
 def row(text: str, start: str) -> str:

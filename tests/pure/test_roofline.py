@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from manifests import manifest
 
 from tvm_ext.errors import ArtifactError, InstallError
 from tvm_ext.hardware import HardwareModel, get
 from tvm_ext.hardware.model import MemoryLevel
 from tvm_ext.hardware.roofline import level_gbps, peak_gflops, roof
-from tvm_ext.records.manifest import MANIFEST_VERSION, Group, Manifest
+from tvm_ext.records.manifest import Group
 from tvm_ext.records.profile import Profile, with_profile
 from tvm_ext.report import picture
 from tvm_ext.report.roofline import group_lines, roofline_text
@@ -44,24 +45,7 @@ COPY = Group("g3", "copy", "cc", "loose", io_bytes=100)
 MEASURED = {"g0": 12.5, "g1": 25.0, "g2": 200.0, "g3": 1.0}
 PROFILE = Profile(7, MEASURED, {"g0": 2, "g1": 1, "g2": 1, "g3": 1}, 3.0, 290.0, 250.0)
 
-
-def manifest(*groups: Group) -> Manifest:
-    return Manifest(
-        version=MANIFEST_VERSION,
-        model="m.onnx",
-        hardware="0123456789ab",
-        hardware_name="cpu/x86-avx2",
-        target="llvm",
-        num_threads=2,
-        inputs=(),
-        outputs=(),
-        groups=groups,
-        code_hash="feedc0de0000",
-        versions={},
-    )
-
-
-PROFILED = with_profile(manifest(GEMM, WINOGRAD, ADD, COPY), PROFILE)
+PROFILED = with_profile(manifest(GEMM, WINOGRAD, ADD, COPY, hardware_name="cpu/x86-avx2"), PROFILE)
 
 
 def test_a_roof_is_the_slower_of_arithmetic_and_traffic() -> None:

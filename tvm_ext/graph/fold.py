@@ -71,6 +71,14 @@ def _array(mutator: relax.PyExprMutator, expr: Any) -> np.ndarray | None:
     return array
 
 
+def _rewritten(mod: IRModule, mutator: relax.PyExprMutator) -> IRModule:
+    """The module with every Relax function rewritten, and what nothing needs any more gone."""
+    for variable, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            mutator.builder_.update_func(variable, mutator.visit_expr(function))
+    return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+
+
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
     """Replaces foldable calls by constants."""
@@ -92,11 +100,7 @@ class FoldLayout:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with constants in their final layout."""
-        folder = _Folder(mod)
-        for variable, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                folder.builder_.update_func(variable, folder.visit_expr(function))
-        return relax.transform.DeadCodeElimination()(folder.builder_.get())
+        return _rewritten(mod, _Folder(mod))
 
 
 @relax.expr_functor.mutator
@@ -133,8 +137,4 @@ class FoldIndices:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with their values in place of the calls."""
-        evaluator = _Evaluator(mod)
-        for variable, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                evaluator.builder_.update_func(variable, evaluator.visit_expr(function))
-        return relax.transform.DeadCodeElimination()(evaluator.builder_.get())
+        return _rewritten(mod, _Evaluator(mod))

@@ -33,7 +33,6 @@ class Measurer:
     timeout_s        limit on each stage of a kernel's run: the first call, the second, each round
     build_timeout_s  limit on one compilation
     build_workers    compilations at a time; `num_threads` by default
-    flush_cache      time single calls on cold caches (all arguments but the first are flushed)
 
     Not to be shared between threads. Close it, or use it as a context manager.
     """
@@ -45,11 +44,10 @@ class Measurer:
         timeout_s: float = 10.0,
         build_timeout_s: float = 60.0,
         build_workers: int | None = None,
-        flush_cache: bool = False,
     ) -> None:
         self._target = str(tvm.target.Target(target))
         self._num_threads = num_threads
-        self._limits = Limits(timeout_s, flush_cache=flush_cache)
+        self._limits = Limits(timeout_s)
         self._build_timeout_s = build_timeout_s
         self._build_workers = build_workers or num_threads
         self._worker: Remote | None = None

@@ -41,7 +41,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     timeout_s: float
     timed: bool = True
-    flush_cache: bool = False
 
 
 def run_forked(
@@ -118,7 +117,7 @@ def _verify_and_time(
         return Outcome()
     if min(times) > CUT_FACTOR * best_us + CUT_SLACK_US:
         return Outcome(tuple(times))
-    return Outcome(_repeat(built, tensors, limits, times, limits.flush_cache or job.cold))
+    return Outcome(_repeat(built, tensors, limits, times, job.cold))
 
 
 def _repeat(

@@ -14,9 +14,7 @@ from tvm_ext.picker.perf import (
     Candidate,
     Estimate,
     estimate,
-    overlapped_us,
     packed_bytes,
-    roof,
 )
 from tvm_ext.picker.pick import pick
 from tvm_ext.picker.predict import predict
@@ -26,9 +24,7 @@ __all__ = [
     "Candidate",
     "Estimate",
     "estimate",
-    "overlapped_us",
     "packed_bytes",
     "pick",
     "predict",
-    "roof",
 ]

@@ -24,8 +24,8 @@ from tvm_ext.picker.perf import (
     with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import TransformChain
-from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.classify import TransformChain, even_lanes
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 _SPACE = (2, 3, 4)
@@ -101,7 +101,7 @@ def chain_estimate(
     inside = plan.attach[0].level == "core"
     cycles = compute_cycles(graph, product, core, plan.at("register"), plan.lanes, hw) * waves
     transforms = sum(
-        node.flops / _lanes(node, plan.lanes) / hw.fma_per_cycle
+        node.flops / even_lanes(node.extents[-1], plan.lanes) / hw.fma_per_cycle
         for stage, node in enumerate(graph.nodes)
         if stage != chain.product
     )
@@ -131,12 +131,6 @@ def chain_estimate(
     latency_us = with_cold_weights(graph, product, plan, hw, latency_us)
     bound = "compute" if compute_us >= memory_us else "memory"
     return Estimate(latency_us, compute_us, memory_us, bound)
-
-
-def _lanes(node: TileNode, lanes: int) -> int:
-    while lanes > 1 and node.extents[-1] % lanes:
-        lanes //= 2
-    return lanes
 
 
 def rank_chains(

@@ -21,7 +21,7 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate, producers
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import has_no_gaps, vector_axis, vectorisable
+from tvm_ext.tile.classify import has_no_gaps, vector_axis, vectorisable, whole_reduction
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
@@ -93,7 +93,7 @@ def block_plans(graph: TileGraph, anchor: int, hw: HardwareModel) -> Iterator[Ti
                         rule="block",
                         anchor=anchor,
                         tiles=(
-                            LevelTile("core", Tile(with_whole_reduction(node, core))),
+                            LevelTile("core", whole_reduction(node, Tile(core))),
                             LevelTile("shared", shared),
                             LevelTile("register", Tile(register)),
                         ),
@@ -150,12 +150,6 @@ def reduce_step(node: TileNode, core: tuple[int, ...], size: int) -> tuple[int, 
         extents[axis] = fitting(node.axes[axis].extent, max(1, size))
         size //= extents[axis]
     return tuple(extents)
-
-
-def with_whole_reduction(node: TileNode, core: tuple[int, ...]) -> tuple[int, ...]:
-    """The block tile with every reduce axis in full: no reduction is shared out over blocks."""
-    pairs = zip(node.axes, core, strict=True)
-    return tuple(axis.extent if axis.kind == "reduce" else size for axis, size in pairs)
 
 
 def free_producers(graph: TileGraph, anchor: int) -> list[int]:

@@ -12,7 +12,7 @@ from math import ceil, prod
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import KEPT, OVERLAP_LOSS, Estimate, clock_ghz
+from tvm_ext.picker.perf import KEPT, Estimate, clock_ghz, overlapped_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import staged
 from tvm_ext.tile.footprint import access_bytes
@@ -137,7 +137,7 @@ def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estim
     dram_us = through(hw, "dram", graph.io_bytes, busy)
     if graph.io_bytes > KEPT * hw.level("l2").size_bytes and dram_us > memory_us:
         memory_us, bound = dram_us, "dram"
-    total = max(compute_us, memory_us) + OVERLAP_LOSS * min(compute_us, memory_us)
+    total = overlapped_us(compute_us, memory_us)
     inside = {plan.anchor, *(entry.stage for entry in plan.attach)}
     total += hw.launch_us + sum(
         alone_us(graph, stage, hw) for stage in range(len(graph.nodes)) if stage not in inside

@@ -232,7 +232,7 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     node = graph.nodes[plan.anchor]
     core = plan.at("core")
     cores = hw.cores if plan.parallel else 1
-    waves = ceil(prod(n for a, n in enumerate(core.counts(node.axes)) if a in node.space) / cores)
+    waves = core_waves(node, core, cores)
     total = 0.0
     for stage in producers(graph, plan.anchor):
         producer = graph.nodes[stage]
@@ -245,6 +245,12 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
             total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
             total += hw.launch_us if cores > 1 else 0.0
     return total
+
+
+def core_waves(node: TileNode, core: Tile, cores: int) -> int:
+    """Core tiles that the busiest core takes."""
+    counts = core.counts(node.axes)
+    return ceil(prod(counts[axis] for axis in node.space) / cores)
 
 
 def pieces(node: TileNode, tile: Tile) -> int:
@@ -260,8 +266,7 @@ def pieces(node: TileNode, tile: Tile) -> int:
 def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """Time of copying the staged reads side by side, for every core tile."""
     node, core = graph.nodes[plan.anchor], plan.at("core")
-    cores = hw.cores if plan.parallel else 1
-    waves = ceil(prod(n for a, n in enumerate(core.counts(node.axes)) if a in node.space) / cores)
+    waves = core_waves(node, core, hw.cores if plan.parallel else 1)
     total = 0.0
     for place in plan.staged:
         access = node.reads[place]
@@ -326,13 +331,3 @@ def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Es
     launch = hw.launch_us if cores > 1 else 0.0
     bound = "compute" if compute_us > memory_us else source.name
     return Estimate(max(compute_us, memory_us) + launch, compute_us, memory_us, bound)
-
-
-def roof(graph: TileGraph, hw: HardwareModel) -> Estimate:
-    """The roofline: no plan of the group is faster on `hw`, launch costs aside."""
-    compute_us = graph.flops / (hw.peak_gflops.get("float32", 1.0) * hw.cores * 1e3)
-    source = next((x for x in hw.levels[1:] if graph.io_bytes <= x.size_bytes), hw.levels[-1])
-    rate = max(source.total_gbps, source.gbps * (1 if source.total_gbps else hw.cores))
-    memory_us = graph.io_bytes / (rate * 1e3)
-    bound = "compute" if compute_us > memory_us else source.name
-    return Estimate(max(compute_us, memory_us), compute_us, memory_us, bound)

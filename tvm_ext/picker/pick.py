@@ -44,6 +44,7 @@ from tvm_ext.tile.classify import (
     TransformChain,
     has_no_gaps,
     is_flat,
+    loops_in_use,
     stageable,
     transform_chain,
     vector_axis,
@@ -226,22 +227,18 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         for core in core_tiles(node, register, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
-            counts = core.counts(node.axes)
-            grid = [axis for axis in order if axis in node.space]
-            used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
-            for parallel in {used[-1] + 1 if used else 0}:
-                plan = TilePlan(
-                    rule="tile",
-                    anchor=anchor,
-                    tiles=(LevelTile("core", core), LevelTile("register", register)),
-                    order=order,
-                    parallel=parallel,
-                    lanes=lanes,
-                    unroll=prod(register.extents[axis] for axis in node.reduce),
-                    attach=attach,
-                    prefetch=wants_prefetch(graph, node, core, register),
-                )
-                yield Candidate(plan, estimate(graph, plan, hw))
+            plan = TilePlan(
+                rule="tile",
+                anchor=anchor,
+                tiles=(LevelTile("core", core), LevelTile("register", register)),
+                order=order,
+                parallel=loops_in_use(node, core, order),
+                lanes=lanes,
+                unroll=prod(register.extents[axis] for axis in node.reduce),
+                attach=attach,
+                prefetch=wants_prefetch(graph, node, core, register),
+            )
+            yield Candidate(plan, estimate(graph, plan, hw))
 
 
 def register_tiles(

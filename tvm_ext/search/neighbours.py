@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import packed_reads
+from tvm_ext.tile.classify import cut_axis, loops_in_use, packed_reads
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import LevelTile, TilePlan
 
@@ -28,7 +28,7 @@ def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
         if len(entry.tile.extents) != len(node.axes):
             continue
         for axis, extent in enumerate(entry.tile.extents):
-            if plan.rule == "flat" and axis != _cut_axis(entry.tile):
+            if plan.rule == "flat" and axis != cut_axis(entry.tile):
                 continue
             step = plan.lanes if extent % plan.lanes == 0 and plan.lanes > 1 else 1
             for size in (extent * 2, extent // 2, extent + step, extent - step):
@@ -39,12 +39,6 @@ def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
                 yield _settled(node, msgspec.structs.replace(plan, tiles=tuple(tiles)))
 
 
-def _cut_axis(tile: Tile) -> int:
-    """The axis a contiguous box is cut on: the first it does not take one element of."""
-    extents = tile.extents
-    return next((axis for axis, extent in enumerate(extents) if extent > 1), len(extents) - 1)
-
-
 def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
     """The plan with fields that follow from its tiles brought in line."""
     if plan.rule != "tile":
@@ -53,10 +47,7 @@ def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
     unroll = 1
     for axis in node.reduce:
         unroll *= register.extents[axis]
-    counts = core.counts(node.axes)
-    grid = [axis for axis in plan.order if axis in node.space]
-    used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
-    parallel = used[-1] + 1 if used else 0
+    parallel = loops_in_use(node, core, plan.order)
     return msgspec.structs.replace(plan, unroll=unroll, parallel=parallel)
 
 

@@ -156,6 +156,27 @@ def has_no_gaps(node: TileNode, tile: Tile) -> bool:
     return True
 
 
+def loops_in_use(node: TileNode, core: Tile, order: tuple[int, ...]) -> int:
+    """How many of the leading space loops hold every one that steps through several core tiles."""
+    counts = core.counts(node.axes)
+    grid = [axis for axis in order if axis in node.space]
+    used = [place for place, axis in enumerate(grid) if counts[axis] > 1]
+    return used[-1] + 1 if used else 0
+
+
+def cut_axis(tile: Tile) -> int:
+    """The axis a contiguous box is cut on: the first it does not take one element of."""
+    extents = tile.extents
+    return next((axis for axis, extent in enumerate(extents) if extent > 1), len(extents) - 1)
+
+
+def even_lanes(extent: int, lanes: int) -> int:
+    """The widest vector, at most `lanes`, that divides the extent."""
+    while lanes > 1 and extent % lanes:
+        lanes //= 2
+    return lanes
+
+
 class TransformChain(NamedTuple):
     """Stages of a product between two separable transforms over tiles (Winograd)."""
 

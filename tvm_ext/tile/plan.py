@@ -28,8 +28,8 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `tile`, `rows`, `split`, `flat` or `loose`; on GPUs `block` or
-              one of `block_rows`, `block_flat`, `block_loose`
+    rule      which writer lowers it: `tile`, `chain`, `rows`, `split`, `flat` or `loose`; on GPUs
+              `block` or one of `block_rows`, `block_flat`, `block_loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
     order     axis numbers of the anchor, outermost loop first

@@ -33,7 +33,7 @@ from tvm_ext.tvm_api import (
 LINE_BYTES = 64
 MAX_LINES = 8
 """Lines one step may ask for; beyond it the requests themselves would hold up the loop."""
-_SERIAL, _PARALLEL, _VECTOR, _UNROLLED = range(4)
+_SERIAL, _VECTOR = 0, 2
 """Values of `tirx.For.kind`."""
 _REDUCE = 2
 """Value of `IterVar.iter_type`."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import TransformChain, transform_chain
+from tvm_ext.tile.classify import TransformChain, even_lanes, transform_chain
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
@@ -29,13 +29,6 @@ from tvm_ext.tvm_api import SBlockRV, Schedule
 SPACE = 6
 """Space axes of the product: a, b, n, ty, tx, o."""
 MIN_LANES = 4
-
-
-def even_lanes(extent: int, lanes: int) -> int:
-    """The widest vector, at most `lanes`, that divides the extent."""
-    while lanes > 1 and extent % lanes:
-        lanes //= 2
-    return lanes
 
 
 def write_chain(prepared: Prepared, plan: TilePlan) -> None:

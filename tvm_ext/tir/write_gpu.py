@@ -24,6 +24,7 @@ from tvm_ext.tile.classify import staged
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.write_flat import contiguous_cut
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError
 
 FETCH_BYTES = 16
@@ -187,9 +188,7 @@ def write_block_flat(prepared: Prepared, plan: TilePlan) -> None:
     schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
     extents = plan.at("core").extents
     _check_threads(node, plan)
-    cut = next((axis for axis, extent in enumerate(extents) if extent > 1), len(extents) - 1)
-    if any(node.axes[axis].extent != extents[axis] for axis in range(cut + 1, len(extents))):
-        raise PlanError("flat", f"plan for {node.name}: core tile {extents} is not contiguous")
+    cut = contiguous_cut(node, plan.at("core"))
     if node.kind != "map":
         raise PlanError("flat", f"plan for {node.name}: it is no map stage")
     loops = schedule.get_loops(prepared.blocks[plan.anchor])

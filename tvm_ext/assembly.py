@@ -147,7 +147,7 @@ def link(
     target = Target(lowered.hardware.target)
     manifest = make_manifest(lowered, planned, notes)
     module = with_manifest(apply_plans(lowered.mod, planned), manifest)
-    kept = min(kernels, key=lambda name: planned[name].group().flops, default="")
+    kept = min(kernels, key=lambda name: planned[name].task.flops, default="")
     with target:
         lowest = tvm.transform.Sequential(lowering_passes())(module)
         rest = IRModule(

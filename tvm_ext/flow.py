@@ -13,7 +13,7 @@ from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.errors import LogError, ModelError, TargetError
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.passes import graph_passes, tasks_of
-from tvm_ext.planner import Planned, Task, plan_task
+from tvm_ext.planner import Planned, plan_task
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.runtime.artifact import load_artifact
@@ -123,14 +123,10 @@ def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:
     """A kernel for every function of the module, those with most work first; equal tasks are
     planned once."""
     known: dict[str, Planned] = {}
-    for task in sorted(lowered.tasks.values(), key=_work, reverse=True):
+    for task in sorted(lowered.tasks.values(), key=lambda task: task.flops, reverse=True):
         base = known.get(task.signature) or plan_task(task, lowered.hardware, database)
         known[task.signature] = base
         yield Planned(task, base.func, base.option, base.rest, list(base.reasons))
-
-
-def _work(task: Task) -> float:
-    return task.graph.flops if task.graph else 0.0
 
 
 def _hit(planned: Planned) -> bool:

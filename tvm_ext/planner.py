@@ -43,6 +43,11 @@ class Task:
         return Reference.of(self.func)
 
     @property
+    def flops(self) -> float:
+        """Its arithmetic; 0 where it could not be read."""
+        return self.graph.flops if self.graph else 0.0
+
+    @property
     def kind(self) -> str:
         """The operators of the group, `conv2d_add_relu`, without the numbers that make names
         unique."""
@@ -90,7 +95,7 @@ class Planned:
             bound=self.option.bound,
             predicted_us=round(self.option.predicted_us, 2),
             measured_us=round(self.option.measured_us, 2),
-            flops=graph.flops if graph else 0.0,
+            flops=self.task.flops,
             multiply_flops=multiply_flops(graph, self.option.plan),
             io_bytes=graph.io_bytes if graph else 0,
             calls=self.task.calls,

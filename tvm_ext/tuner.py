@@ -293,7 +293,7 @@ class Tuner:
         key = TaskKey(
             task.signature,
             task.kind,
-            int(graph.flops if graph else 0),
+            int(task.flops),
             graph.io_bytes if graph else 0,
         )
         return Record(

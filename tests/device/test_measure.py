@@ -10,17 +10,19 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 from tvm.script import tirx as T
 
-from tvm_ext.measure import remote
+from tvm_ext.measure import remote, sandbox
 from tvm_ext.measure.build import Built, build_many
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
 from tvm_ext.measure.run import Measurer
+from tvm_ext.measure.sandbox import Limits
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 N = 64
@@ -209,6 +211,24 @@ def test_candidate_far_behind_the_best_is_not_repeated(measurer):
 def test_cold_caches_can_be_asked_for():
     with Measurer(TARGET, num_threads=1) as measurer:
         assert timed(measurer.measure([job(double, cold=True)])[0])
+
+
+def test_a_busy_machine_shortens_the_timing_and_fails_nothing():
+    class Crowded:
+        def time_evaluator(self, *_, repeat, **__):
+            assert repeat == 1
+            return self.repeat
+
+        def repeat(self):
+            time.sleep(0.3)
+            return SimpleNamespace(mean=0.3)
+
+    crowded = SimpleNamespace(module=Crowded())
+    try:
+        times = sandbox._repeat(crowded, [], Limits(0.5), [30.0, 20.0], cold=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert times == (3e5, 3e5)
 
 
 def test_nothing_to_measure_starts_nothing():

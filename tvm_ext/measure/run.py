@@ -30,7 +30,7 @@ class Measurer:
 
     target           TVM target, as anything `tvm.target.Target` takes
     num_threads      threads each kernel runs on
-    timeout_s        limit on each stage of a kernel's run: the first call, the second, each round
+    timeout_s        limit on each stage of a kernel's run: the first call, the second, each repeat
     build_timeout_s  limit on one compilation
     build_workers    compilations at a time; `num_threads` by default
 

@@ -12,7 +12,7 @@ from math import prod
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_flat, vector_axis
+from tvm_ext.tile.classify import is_flat, packed_reads, producers, stageable, vector_axis
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tir import write
@@ -62,7 +62,7 @@ class Dice:
     ) -> None:
         self._graph = graph
         self._anchor = first.anchor
-        self._kept = tuple(entry for entry in first.attach if entry.level == "register")
+        self._kept = tuple(entry for entry in first.attach if entry.stage > first.anchor)
         self._lanes = lanes
         self._random = source
 
@@ -102,23 +102,24 @@ class Dice:
         order = [*self._shuffled(node.space), *self._shuffled(node.reduce)]
         counts = Tile(tuple(core)).counts(node.axes)
         cut = [place for place, axis in enumerate(order[: len(node.space)]) if counts[axis] > 1]
-        inside = cut and self._random.random() < 0.5
-        before = {self._graph.producer(access.tensor) for access in node.reads} if inside else set()
+        levels = ["root", "register", *(["core"] if cut else [])]
+        before = [(s, self._random.choice(levels)) for s in producers(self._graph, self._anchor)]
+        tiles = (LevelTile("core", Tile(tuple(core))), LevelTile("register", Tile(tuple(register))))
+        side_by_side = stageable(self._graph, node, tiles[0].tile, tiles[1].tile) if cut else ()
         return TilePlan(
             rule="tile",
             anchor=self._anchor,
-            tiles=(
-                LevelTile("core", Tile(tuple(core))),
-                LevelTile("register", Tile(tuple(register))),
-            ),
+            tiles=tiles,
             order=tuple(order),
             parallel=cut[-1] + 1 if cut else 0,
             lanes=lanes,
             unroll=prod(register[axis] for axis in node.reduce),
             attach=(
                 *self._kept,
-                *(Attach(stage, "core") for stage in before if stage is not None),
+                *(Attach(stage, level) for stage, level in before if level != "root"),
             ),
+            prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+            staged=side_by_side if self._random.random() < 0.5 else (),
         )
 
     def flat(self) -> TilePlan:

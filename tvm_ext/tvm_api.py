@@ -99,6 +99,15 @@ def prefetch_line(buffer: Any, position: Any) -> Any:
     return tirx.Evaluate(call)
 
 
+def opaque(condition: Any) -> Any:
+    """The condition, of which simplification takes nothing for granted elsewhere.
+
+    TVM simplifies the first value of a `Select` as if the condition held, and takes bounds away
+    that keep a load inside its tensor; but both values are computed.
+    """
+    return Call("tirx.reinterpret", [condition], ret_ty=condition.ty)
+
+
 def _on_stack(alloc: Any) -> Any:
     """Marks a small buffer of scope `local` so that it is not moved to the heap.
 
@@ -236,6 +245,7 @@ __all__ = [
     "ir",
     "is_scheduled",
     "mark_scheduled",
+    "opaque",
     "prefetch_line",
     "relax",
     "s_tir",

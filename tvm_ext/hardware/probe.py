@@ -61,6 +61,7 @@ def main(cpus: str = "") -> None:
     """Prints this host, measured, as JSON; `cpus` (`0,2`) limits it to these logical CPUs."""
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    os.environ["TVM_BIND_THREADS"] = "1"  # whatever the caller's own pool does
     measured = measure(system.static_model())
     print(msgspec.json.format(msgspec.json.encode(measured)).decode())
 

@@ -14,7 +14,9 @@ from tvm_ext.measure.build import MESSAGE_CHARS
 
 BOOT = """\
 import os, sys
-os.environ.update(TVM_NUM_THREADS=sys.argv[2], OPENBLAS_NUM_THREADS="1")
+os.environ.update(
+    TVM_NUM_THREADS=sys.argv[2], TVM_BIND_THREADS="1", OPENBLAS_NUM_THREADS="1"
+)
 sys.path[:] = sys.argv[3:]
 from tvm_ext.measure.worker import serve
 serve(int(sys.argv[1]))

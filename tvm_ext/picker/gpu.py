@@ -19,9 +19,15 @@ from tvm_ext.picker.gpu_perf import (
     resident_blocks,
     streaming_blocks,
 )
-from tvm_ext.picker.perf import Candidate, Estimate, producers
+from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import has_no_gaps, vector_axis, vectorisable, whole_reduction
+from tvm_ext.tile.classify import (
+    has_no_gaps,
+    producers,
+    vector_axis,
+    vectorisable,
+    whole_reduction,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 

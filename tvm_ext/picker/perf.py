@@ -18,6 +18,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     leaves_holes_out,
     packed_reads,
+    producers,
     sharing_axes,
     whole_reduction,
 )
@@ -219,25 +220,22 @@ def with_cold_weights(
     return latency_us + reading_us
 
 
-def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
-    """The map stages whose results the anchor reads: padding, packing."""
-    found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}
-    return tuple(sorted(p for p in found if p is not None and graph.nodes[p].kind == "map"))
-
-
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """Time of the stages before the anchor: at `root` a pass over memory and a launch of their own;
-    at `core` a smaller copy for every task, halo included, that stays in cache."""
-    inside = {entry.stage for entry in plan.attach if entry.level == "core"}
+    at `core` a smaller copy for every task, halo included, that stays in cache; at `register`
+    nothing."""
+    levels = {entry.stage: entry.level for entry in plan.attach}
     node = graph.nodes[plan.anchor]
     core = plan.at("core")
     cores = hw.cores if plan.parallel else 1
     waves = core_waves(node, core, cores)
     total = 0.0
     for stage in producers(graph, plan.anchor):
+        if levels.get(stage) == "register":
+            continue
         producer = graph.nodes[stage]
         element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
-        if stage in inside:
+        if levels.get(stage) == "core":
             points = propagate(graph, plan.anchor, whole_reduction(node, core))[stage].points
             total += waves * points * element_bytes / (holding_gbps(hw, points * 4, 1) * 1e3)
         else:

@@ -34,7 +34,6 @@ from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
-    producers,
     streaming,
     wants_prefetch,
 )
@@ -45,6 +44,8 @@ from tvm_ext.tile.classify import (
     has_no_gaps,
     is_flat,
     loops_in_use,
+    pads_whole_vectors,
+    producers,
     stageable,
     transform_chain,
     vector_axis,
@@ -116,13 +117,26 @@ def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel)
 
 
 def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
-    """The plan with the stages before its anchor (padding) moved into the core tile."""
+    """The plan with the stages before its anchor (padding) moved into the core tile, or, where they
+    are read in vectors, into the reads."""
     plan = candidate.plan
     before = producers(graph, plan.anchor)
-    if plan.rule == "tile" and plan.parallel and before:
-        attach = (*plan.attach, *(Attach(stage, "core") for stage in before))
+    if plan.rule != "tile" or not before:
+        return
+    levels = ["core"] if plan.parallel else []
+    if all(masks(graph, plan.anchor, stage) for stage in before):
+        levels.append("register")
+    for level in levels:
+        attach = (*plan.attach, *(Attach(stage, level) for stage in before))
         inside = msgspec.structs.replace(plan, attach=attach)
         yield Candidate(inside, estimate(graph, inside, hw))
+
+
+def masks(graph: TileGraph, anchor: int, stage: int) -> bool:
+    """Whether a stage before the anchor needs no buffer: padding costs a vector that is read no
+    more than a mask."""
+    alone = graph.consumers(stage) == (anchor,)
+    return alone and pads_whole_vectors(graph, graph.nodes[anchor], graph.nodes[stage])
 
 
 def side_by_side(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:

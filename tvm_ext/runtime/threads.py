@@ -14,6 +14,9 @@ def use_threads(count: int, *, asked: bool = False) -> int:
     TVM's own default is half of the hardware threads on x86. The pool reads TVM_NUM_THREADS when it
     starts and never again, so a second, different request only warns. A value that the user has set
     in the environment stands, unless the user `asked` for this very count.
+
+    Threads are left to the system's scheduler: bound to cores, as TVM does by default, one of them
+    waits wherever another program holds its core, and all wait for it. TVM_BIND_THREADS=1 binds.
     """
     if _chosen:
         if _chosen[0] != count:
@@ -26,4 +29,5 @@ def use_threads(count: int, *, asked: bool = False) -> int:
     preset = "" if asked else os.environ.get("TVM_NUM_THREADS", "")
     _chosen.append(int(preset) if preset.isdigit() and int(preset) > 0 else count)
     os.environ["TVM_NUM_THREADS"] = str(_chosen[0])
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
     return _chosen[0]

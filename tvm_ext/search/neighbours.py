@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import cut_axis, loops_in_use, packed_reads
+from tvm_ext.tile.classify import cut_axis, loops_in_use, packed_reads, producers, stageable
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
     node = graph.nodes[plan.anchor]
     seen = {plan}
-    for other in (*_resized(node, plan), *_reordered(node, plan), *_narrowed(node, plan)):
+    steps = (_resized(node, plan), _reordered(node, plan), _narrowed(node, plan))
+    for other in chain(*steps, _moved(graph, plan), _staged(graph, plan)):
         if other not in seen:
             seen.add(other)
             yield other
@@ -71,6 +73,29 @@ def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
     elif packed_reads(node):
         yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)
+
+
+def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
+    """A stage before the anchor computed elsewhere: once, in the core tile, or where it is read."""
+    if plan.rule != "tile":
+        return
+    levels = {entry.stage: entry.level for entry in plan.attach}
+    for stage in producers(graph, plan.anchor):
+        rest = tuple(entry for entry in plan.attach if entry.stage != stage)
+        for level in ("root", "core", "register"):
+            if level != levels.get(stage, "root"):
+                moved = () if level == "root" else (Attach(stage, level),)
+                yield msgspec.structs.replace(plan, attach=(*rest, *moved))
+
+
+def _staged(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
+    """The rows of operands copied side by side for each core tile, or not."""
+    if plan.rule == "tile" and plan.staged:
+        yield msgspec.structs.replace(plan, staged=())
+    elif plan.rule == "tile":
+        node = graph.nodes[plan.anchor]
+        if reads := stageable(graph, node, plan.at("core"), plan.at("register")):
+            yield msgspec.structs.replace(plan, staged=reads)
 
 
 def _with(tile: Tile, axis: int, size: int) -> Tile:

@@ -78,10 +78,13 @@ def has_reuse(node: TileNode) -> bool:
 
 def overlaps(node: TileNode) -> bool:
     """Whether neighbouring outputs read the same input elements (a sliding window)."""
-    return any(
-        dim is not None
-        and any(dim.coeffs[axis] for axis in node.space)
-        and any(dim.coeffs[axis] and node.axes[axis].extent > 1 for axis in node.reduce)
+    return any(slides(node, axis) for axis in node.reduce)
+
+
+def slides(node: TileNode, axis: int) -> bool:
+    """Whether a reduce axis steps through a window: it moves an index that a space axis moves."""
+    return node.axes[axis].extent > 1 and any(
+        dim is not None and dim.uses(axis) and any(dim.coeffs[other] for other in node.space)
         for access in node.reads
         for dim in access.dims
     )
@@ -98,6 +101,42 @@ def leaves_holes_out(node: TileNode, register: Tile) -> bool:
         register.extents[hole.reduce] == node.axes[hole.reduce].extent
         and register.extents[hole.space] % hole.step == 0
         for hole in node.holes
+    )
+
+
+def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
+    """The map stages whose results the anchor reads: padding, packing."""
+    found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}
+    return tuple(sorted(p for p in found if p is not None and graph.nodes[p].kind == "map"))
+
+
+def is_padding(graph: TileGraph, node: TileNode) -> bool:
+    """Whether the node only sets what it reads into a larger tensor, element beside element."""
+    if node.kind != "map" or node.flops_per_point or len(node.reads) != 1:
+        return False
+    source = graph.tensors[node.reads[0].tensor].shape
+    units = [tuple(int(a == axis) for a in range(len(node.axes))) for axis in node.space]
+    return len(source) == len(units) and all(
+        read is not None
+        and write is not None
+        and read.coeffs == write.coeffs == unit
+        and (write.offset, read.div, read.mod) == (0, 1, 0)
+        for unit, read, write in zip(units, node.reads[0].dims, node.write.dims, strict=True)
+    )
+
+
+def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> bool:
+    """Whether every vector the node reads of what `padding` writes is padding or is none: it reads
+    them side by side, along an index that is not padded."""
+    vector, tensor = vector_axis(node), padding.write.tensor
+    if vector is None or not is_padding(graph, padding):
+        return False
+    source, shape = graph.tensors[padding.reads[0].tensor].shape, graph.tensors[tensor].shape
+    reads = [access for access in node.reads if access.tensor == tensor]
+    return all(access.stride(vector, shape) == 1 for access in reads) and not any(
+        dim is None or (dim.uses(vector) and before != after)
+        for access in reads
+        for dim, before, after in zip(access.dims, source, shape, strict=True)
     )
 
 

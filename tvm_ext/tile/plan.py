@@ -19,7 +19,11 @@ class LevelTile(msgspec.Struct, frozen=True):
 
 
 class Attach(msgspec.Struct, frozen=True):
-    """Where another stage is computed: inside the anchor's loops at `level`, or at `root`."""
+    """Where another stage is computed: inside the anchor's loops at `level`, or at `root`.
+
+    At `register` a later stage is the epilogue of each register tile, an earlier one is computed
+    where it is read and keeps no buffer.
+    """
 
     stage: int
     level: str
@@ -38,7 +42,7 @@ class TilePlan(msgspec.Struct, frozen=True):
               warp is the vector, threads side by side along it
     unroll    iterations of the innermost reduce axis unrolled into one loop body (`block_flat`:
               elements one thread loads at once)
-    attach    other stages that keep a buffer, and the level whose loops they move into
+    attach    other stages, and the level whose loops they move into
     instruction  the instruction family the innermost loops are written for
     prefetch  whether each step asks for its share of the next panel of a packed operand
     staged    reads of the anchor (by number) whose part of a core tile is copied side by side first

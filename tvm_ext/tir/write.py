@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.write_chain import write_chain
@@ -69,6 +70,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     scheduled = prepared.schedule.mod["main"]
+    if any(entry.stage < plan.anchor and entry.level == "register" for entry in plan.attach):
+        scheduled = with_guards(scheduled)
     if plan.prefetch:
         scheduled = with_prefetch(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))

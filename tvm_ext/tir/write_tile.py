@@ -7,8 +7,10 @@
         epilogue: C = f(acc)
 
 Loop order: core tiles (space, `plan.order`), register tiles in a core tile (space, `plan.order`),
-reduction, then the register tile itself, unrolled. Tails become loops of their own (the partition
-hint), so the main loop carries no predicate.
+reduction, then the register tile itself, unrolled; taps of a window innermost, so that what
+neighbours share is read while it is at hand. Tails become loops of their own (the partition hint),
+so the main loop carries no predicate. Stages before the anchor are computed once for each core tile
+or, attached at `register`, where they are read (padding: see `guard`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_affine, shares_index, transposed_axis, vector_axis
+from tvm_ext.tile.classify import (
+    is_affine,
+    shares_index,
+    slides,
+    transposed_axis,
+    vector_axis,
+)
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
@@ -67,9 +75,10 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     copies = [_copy(schedule, prepared, plan.anchor, read) for read in plan.staged]
     epilogue: SBlockRV | None = None
     attached = [entry.stage for entry in plan.attach if entry.level == "register"]
-    if reduces and attached:
+    after = [stage for stage in attached if stage > plan.anchor]
+    if reduces and after:
         schedule.set_scope(block, 0, "local")
-        epilogue = prepared.blocks[attached[0]]
+        epilogue = prepared.blocks[after[0]]
     elif reduces:
         epilogue = schedule.cache_write(block, 0, "local")
     loops = schedule.get_loops(block)
@@ -90,12 +99,14 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     space = [axis for axis in plan.order if axis in outer]
     reduce = [axis for axis in plan.order if axis in sweep]
     tile = [axis for axis in space if axis != vector] + ([vector] if vector is not None else [])
+    sliding = [axis for axis in reduce if slides(node, axis)]
     schedule.reorder(
         *(outer[axis] for axis in space),
         *(middle[axis] for axis in space),
         *(sweep[axis] for axis in reduce),
-        *(inner[axis] for axis in reduce),
+        *(inner[axis] for axis in reduce if axis not in sliding),
         *(inner[axis] for axis in tile),
+        *(inner[axis] for axis in sliding),
         *([lane] if lane is not None else []),
     )
     if epilogue is not None:
@@ -125,6 +136,8 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         register_epilogue(schedule, epilogue, plan.lanes)
     if reduces and reduce:
         schedule.decompose_reduction(block, sweep[reduce[0]])
+    for inlined in sorted(set(attached).difference(after), reverse=True):
+        schedule.compute_inline(prepared.blocks[inlined])
 
 
 def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBlockRV:

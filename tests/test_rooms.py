@@ -159,6 +159,6 @@ def test_choosing_a_plan_loads_no_tvm() -> None:
     assert not loaded & {"tvm", "onnx", "xgboost"}
 
 
-def test_a_deployment_machine_needs_neither_xgboost_nor_onnx() -> None:
+def test_a_deployment_machine_needs_neither_compiler_nor_xgboost_nor_onnx() -> None:
     _, loaded = loaded_by("import tvm_ext.runtime.executor")
-    assert not loaded & {"xgboost", "onnx", "onnxruntime"}
+    assert not loaded & {"tvm", "xgboost", "onnx", "onnxruntime"}

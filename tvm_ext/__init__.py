@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tvm_ext import hardware as targets
     from tvm_ext import passes
     from tvm_ext.check import check_model
-    from tvm_ext.flow import compile, load, replay
+    from tvm_ext.flow import compile, replay
+    from tvm_ext.runtime.executor import load
     from tvm_ext.tuner import tune
 
 __version__ = "0.1.0"
@@ -27,7 +28,7 @@ _WHERE = {
     "check_model": ("tvm_ext.check", "check_model"),
     "compile": ("tvm_ext.flow", "compile"),
     "replay": ("tvm_ext.flow", "replay"),
-    "load": ("tvm_ext.flow", "load"),
+    "load": ("tvm_ext.runtime.executor", "load"),
     "tune": ("tvm_ext.tuner", "tune"),
     "passes": ("tvm_ext.passes", ""),
     "targets": ("tvm_ext.hardware", ""),

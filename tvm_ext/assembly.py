@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -23,8 +24,9 @@ from tvm_ext.measure.job import Failure
 from tvm_ext.passes import apply_plans, lowering_passes
 from tvm_ext.planner import Planned, Task, hash_text, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
-from tvm_ext.runtime.artifact import with_manifest
 from tvm_ext.runtime.executor import Compiled
+from tvm_ext.runtime.export import Parts, with_manifest
+from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, Target, tvm, tvm_version
 from tvm_ext.verify import check, has_reference
@@ -150,20 +152,28 @@ def link(
     kept = min(kernels, key=lambda name: planned[name].task.flops, default="")
     with target:
         lowest = tvm.transform.Sequential(lowering_passes())(module)
-        rest = IRModule(
-            {
-                variable: function
-                for variable, function in lowest.functions.items()
-                if variable.name_hint == kept or variable.name_hint not in kernels
-            }
-        )
-        executable = tvm.compile(
-            rest, target=target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE
-        )
-    for name, kernel in kernels.items():
-        if name != kept:
-            executable.mod.import_module(kernel.module)
-    return Compiled(executable, manifest)
+    rest = IRModule(
+        {
+            variable: function
+            for variable, function in lowest.functions.items()
+            if variable.name_hint == kept or variable.name_hint not in kernels
+        }
+    )
+
+    others = [kernel.module for name, kernel in kernels.items() if name != kept]
+
+    def built(mod: IRModule) -> Any:
+        with target:
+            return tvm.compile(mod, target=target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE)
+
+    def parts() -> Parts:
+        asking, weights = detach(rest)
+        return Parts(built(asking), others, weights)
+
+    executable = built(rest)
+    for kernel in others:
+        executable.mod.import_module(kernel)
+    return Compiled(executable.jit(), manifest, parts=parts)
 
 
 def make_manifest(

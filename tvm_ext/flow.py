@@ -1,4 +1,4 @@
-"""`compile`, `tune`, `replay`, `load`: the one place where all rooms meet."""
+"""`compile`, `tune`, `replay`: the one place where all rooms meet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tvm_ext.passes import graph_passes, tasks_of
 from tvm_ext.planner import Planned, plan_task
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import TensorInfo
-from tvm_ext.runtime.artifact import load_artifact
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
@@ -110,13 +109,6 @@ def replay(
         )
     notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
-
-
-def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
-    """Loads an artifact written by `Compiled.save`. Raises ArtifactError."""
-    use_threads(num_threads or physical_cores(), asked=num_threads is not None)
-    executable, manifest = load_artifact(Path(path))
-    return Compiled(executable, manifest, Path(path))
 
 
 def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:

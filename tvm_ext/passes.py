@@ -19,6 +19,7 @@ from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.normalise import Normalise
+from tvm_ext.graph.share import Share
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick
@@ -36,6 +37,7 @@ __all__ = [
     "Legalise",
     "Normalise",
     "Plan",
+    "Share",
     "graph_passes",
     "lowering_passes",
     "pipeline",
@@ -53,6 +55,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=partial(predicted_us, hardware=hardware)),
+        Share(),
         FoldIndices(),
         Fuse(),
     ]

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
 from tvm_ext.picker import pick, predict
@@ -29,9 +30,16 @@ PICKED = 3
 
 @dataclass(frozen=True)
 class Task:
-    """A distinct group: what it computes, by signature, and where it occurs."""
+    """A distinct group: what it computes, by signature, and where it occurs.
 
+    Graph, signature and reference are those of `original`: what the group is known by and checked
+    against does not change with the polynomials its kernels are made of.
+    """
+
+    original: PrimFunc
+    """The function as it came."""
     func: PrimFunc
+    """The same blocks with vector maths in place of calls: what schedules are written from."""
     graph: TileGraph | None
     signature: str
     name: str
@@ -40,7 +48,7 @@ class Task:
     @cached_property
     def reference(self) -> Reference | None:
         """What the task should compute; None if it cannot be said in numpy."""
-        return Reference.of(self.func)
+        return Reference.of(self.original)
 
     @property
     def flops(self) -> float:
@@ -124,10 +132,12 @@ def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
     """The task of an unscheduled function."""
     mark = signature(func)
     graph: TileGraph | None = None
+    vectorised = func
     with shield("reading", []):
         prepared = prepare(func, mark)
         graph = prepared.graph if prepared else None
-    return Task(func, graph, mark, name, calls)
+        vectorised = with_vector_maths(func)
+    return Task(func, vectorised, graph, mark, name, calls)
 
 
 def options(
@@ -172,7 +182,7 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
         if option.plan is None:
             if task.graph is None:
                 reasons.append("structure: no blocks with static extents")
-            return Planned(task, task.func, option, [], reasons)
+            return Planned(task, task.original, option, [], reasons)
         with shield(f"{option.source} plan", reasons):
             func = write(task.func, option.plan)
             return Planned(task, func, option, rest[place + 1 :], reasons)

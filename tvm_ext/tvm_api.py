@@ -54,7 +54,7 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
-from tvm_ffi import structural_map, structural_walk  # noqa: E402
+from tvm_ffi import Tensor, structural_map, structural_walk  # noqa: E402
 
 PASS_CONFIG: dict[str, Any] = {
     "s_tir.LoopPartition": {"partition_const_loop": True},
@@ -235,6 +235,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Target",
+    "Tensor",
     "TensorLoad",
     "array_of",
     "check_install",

@@ -51,7 +51,7 @@ def work(args: argparse.Namespace) -> Answer:
     output = check_output(args.output, ".npz") if args.output else None
     given = read_npz(Path(args.input)) if args.input else None
 
-    from tvm_ext.flow import load
+    from tvm_ext.runtime.executor import load
     from tvm_ext.runtime.profile import random_inputs
 
     compiled = load(args.artifact, args.threads)

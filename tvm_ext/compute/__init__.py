@@ -8,6 +8,7 @@
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
   power     x**y
+  plain_calls  calls of special functions in any TIR made those expressions
 
 Packing happens in numpy, at compile time; the expressions only say what is computed.
 """

@@ -5,6 +5,7 @@ In the order the pipeline runs them:
   channels_last  convolutions and what follows them from NCHW to NHWC
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
+  share          constants of equal content once
   fuse           tensor programs to groups
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.

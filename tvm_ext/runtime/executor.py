@@ -4,29 +4,52 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from tvm_ext.errors import InputError
+from tvm_ext.errors import ArtifactError, InputError
+from tvm_ext.hardware import physical_cores
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
-from tvm_ext.runtime.artifact import copy, export, silence
+from tvm_ext.runtime.artifact import copy, load_artifact
+from tvm_ext.runtime.machine import Machine, tensor, to_arrays
 from tvm_ext.runtime.profile import profile, random_inputs
-from tvm_ext.tvm_api import relax, tvm
+from tvm_ext.runtime.threads import use_threads
+
+if TYPE_CHECKING:
+    from tvm_ext.runtime.export import Parts
+
+
+def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
+    """Loads an artifact written by `Compiled.save`. Raises ArtifactError.
+
+    Needs TVM's runtime library only: neither its compiler nor ONNX is imported.
+    """
+    use_threads(num_threads or physical_cores(), asked=num_threads is not None)
+    module, manifest = load_artifact(Path(path))
+    return Compiled(module, manifest, source=Path(path))
 
 
 class Compiled:
     """A compiled model. Call it with a dict of arrays by name, or with arrays in model order."""
 
-    def __init__(self, executable: Any, manifest: Manifest, source: Path | None = None) -> None:
-        self._executable = executable
+    def __init__(
+        self,
+        module: Any,
+        manifest: Manifest,
+        *,
+        source: Path | None = None,
+        parts: Callable[[], Parts] | None = None,
+    ) -> None:
+        self._module = module
         self._source = source
+        self._parts = parts
         self.manifest = manifest
-        self._machine: Any = None
+        self._machine: Machine | None = None
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -38,18 +61,15 @@ class Compiled:
         """What the model returns, in order."""
         return self.manifest.outputs
 
-    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+    def __call__(self, *given: Any, **named: Any) -> list[np.ndarray]:
         """Runs the model once. Raises InputError for a wrong name, count, dtype or shape."""
-        tensors = [tvm.runtime.tensor(array) for array in self.bind(*arrays, **named)]
-        result = self._main()(*tensors)
-        values = [result] if hasattr(result, "numpy") else list(result)
-        return [value.numpy() for value in values]
+        tensors = [tensor(array) for array in self.bind(*given, **named)]
+        return to_arrays(self._main()(*tensors))
 
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships."""
         if self._machine is None:
-            with silence():
-                self._machine = relax.VirtualMachine(self._executable, tvm.cpu())
+            self._machine = Machine(self._module)
         return self._machine["main"]
 
     def bind(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
@@ -76,7 +96,7 @@ class Compiled:
 
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
-        tensors = [tvm.runtime.tensor(array) for array in self.bind(*arrays, **named)]
+        tensors = [tensor(array) for array in self.bind(*arrays, **named)]
         main = self._main()
         main(*tensors)
         times = []
@@ -91,13 +111,17 @@ class Compiled:
         given = bool(arrays or named)
         inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs)
         names = [group.name for group in self.manifest.groups]
-        return profile(self._executable, names, inputs, runs)
+        return profile(self._module, names, inputs, runs)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""
         if self._source is not None:
             return copy(self._source, Path(path))
-        return export(self._executable, Path(path), self.manifest)
+        if self._parts is None:
+            raise ArtifactError(f"artifact {os.fspath(path)}: this model was made to run here only")
+        from tvm_ext.runtime.export import export
+
+        return export(self._parts(), Path(path), self.manifest)
 
     @property
     def report(self) -> Report:

@@ -16,8 +16,7 @@ import numpy as np
 
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.records.profile import Profile
-from tvm_ext.runtime.artifact import silence
-from tvm_ext.tvm_api import relax, tvm
+from tvm_ext.runtime.machine import Machine, tensor
 
 WARM_UPS = 3
 Mark = tuple[str, bool, float]
@@ -27,14 +26,18 @@ Mark = tuple[str, bool, float]
 def random_inputs(infos: Sequence[TensorInfo], seed: int = 0) -> list[np.ndarray]:
     """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and
     masks."""
-    from tvm_ext.measure.inputs import Argument, make_inputs
-
-    arguments = tuple(Argument(info.shape, info.dtype, span=(0, 2)) for info in infos)
-    return make_inputs(arguments, seed)
+    source = np.random.default_rng(seed)
+    drawn = []
+    for info in infos:
+        if np.issubdtype(np.dtype(info.dtype), np.floating):
+            drawn.append(source.standard_normal(info.shape).astype(info.dtype))
+        else:
+            drawn.append(source.integers(0, 2, info.shape).astype(info.dtype))
+    return drawn
 
 
 def profile(
-    executable: Any, kernels: Iterable[str], arrays: Sequence[np.ndarray], runs: int
+    module: Any, kernels: Iterable[str], arrays: Sequence[np.ndarray], runs: int
 ) -> Profile:
     """Runs the model `runs` times with the clock around every call, and as often without, in turn.
 
@@ -45,10 +48,9 @@ def profile(
     def note(function: Any, name: str, begins: bool, result: Any, *arguments: Any) -> None:
         marks.append((name, begins, time.perf_counter()))
 
-    with silence():
-        plain, clocked = (relax.VirtualMachine(executable, tvm.cpu()) for _ in range(2))
-    clocked.set_instrument(note)
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    plain, clocked = Machine(module), Machine(module)
+    clocked.instrument(note)
+    tensors = [tensor(array) for array in arrays]
     latencies: list[float] = []
     whole: list[float] = []
     rounds: list[dict[str, list[float]]] = []

@@ -1,0 +1,134 @@
+"""Writing an artifact: the manifest put in, the weights moved to a section, all of it linked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_ext.errors import ArtifactError
+from tvm_ext.hardware import physical_cores
+from tvm_ext.records.manifest import Manifest, encode_manifest
+from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
+from tvm_ext.runtime.weights import section
+from tvm_ext.tvm_api import IRModule, relax
+
+
+def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
+    """The module with a function that returns the manifest's JSON as a uint8 tensor."""
+    data = np.frombuffer(encode_manifest(manifest), dtype="uint8")
+    builder = relax.BlockBuilder(mod)
+    with builder.function(MANIFEST_FUNCTION, []):
+        builder.emit_func_output(relax.const(data))
+    return builder.finalize()
+
+
+class Parts(NamedTuple):
+    """What an artifact is linked from: the VM's code, kernels in modules of their own, and the
+    weights that the code asks for by number."""
+
+    executable: Any
+    kernels: Sequence[Any]
+    weights: Sequence[np.ndarray]
+
+
+def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
+    """Links the parts into `path`, whole or not at all.
+
+    Raises ArtifactError if the folder is missing or not writable, the disk is full, or no C
+    compiler is there to link.
+    """
+    if path.suffix != ".so":
+        raise ArtifactError(f"artifact {path}: must end in .so; try {path.with_suffix('.so')}")
+    if not path.parent.is_dir():
+        raise ArtifactError(f"artifact {path}: folder {path.parent} does not exist; create it")
+    compiler = _compiler(manifest)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
+            built = Path(folder) / path.name
+            objects = section(parts.weights, Path(folder), compiler)
+
+            def link() -> None:
+                from tvm.support import cc
+
+                linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC"])
+                parts.executable.export_library(
+                    str(built),
+                    fcompile=linker,
+                    addons=[*objects, *_objects(parts.kernels, folder)],
+                    workspace_dir=folder,
+                )
+
+            failure = _in_child(link)
+            if failure:
+                raise ArtifactError(f"artifact {path}: {failure}; nothing written")
+            os.replace(built, path)
+    except CalledProcessError as error:
+        words = error.stderr.strip().splitlines()[-1:] or [str(error)]
+        raise ArtifactError(f"artifact {path}: {words[0]}; nothing written") from error
+    except OSError as error:
+        raise ArtifactError(
+            f"artifact {path}: {error.strerror or error}; nothing written"
+        ) from error
+    return path
+
+
+def _in_child(work: Callable[[], Any]) -> str:
+    """Does `work` in a forked child; returns why it failed, or an empty text.
+
+    LLVM ends the process it runs in when it cannot write its object file, on a full disk say.
+    The child has this process' memory, so nothing need be handed over.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        os.close(reader)
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            os.write(2, f"\n{last_line(error)}\n".encode())
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader, encoding="utf-8", errors="replace") as words:
+        lines = [line.strip() for line in words if line.strip()]
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return ""
+    return lines[-1] if lines else f"the writer died ({os.waitstatus_to_exitcode(status)})"
+
+
+def _objects(kernels: Sequence[Any], folder: str) -> list[str]:
+    """The kernels' object files, written on all cores: each is machine code made anew."""
+    paths = [f"{folder}/kernel{place}.o" for place in range(len(kernels))]
+    with ThreadPoolExecutor(physical_cores()) as pool:
+        list(pool.map(lambda kernel, path: kernel.write_to_file(path), kernels, paths))
+    return paths
+
+
+def _compiler(manifest: Manifest) -> str:
+    """A C compiler that links for the target: the host's own, or a cross compiler."""
+    arm = "aarch64" in manifest.target
+    names = (
+        ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++") if arm else ("g++", "gcc", "cc", "clang")
+    )
+    if arm and os.uname().machine == "aarch64":
+        names = ("g++", "gcc", "cc", "clang")
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise ArtifactError(
+        f"artifact: linking needs a C compiler, none of {', '.join(names)} was found; install gcc"
+    )

@@ -1,0 +1,111 @@
+"""TVM's virtual machine, without TVM's compiler: all that running an artifact needs.
+
+`import tvm` maps the compiler, 400 MB of it; the runtime library alone is 3 MB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import InstallError
+
+_CPU, _POOLED = 1, 2
+Instrument = Callable[..., None]
+
+
+@cache
+def ffi() -> Any:
+    """The module `tvm_ffi`, with TVM's runtime library loaded. Raises InstallError without TVM.
+
+    tvm_ffi imports torch wherever it is installed, for tensors that are never given to it here;
+    that would cost a second and 150 MB, so torch is kept from it unless it is there already.
+    """
+    alone = "torch" not in sys.modules and "tvm_ffi" not in sys.modules
+    if alone:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm_ffi
+    except ImportError as error:
+        raise InstallError(f"package apache-tvm-ffi: {error}; pip install tvm-ext") from error
+    finally:
+        if alone:
+            del sys.modules["torch"]
+    if "tvm" not in sys.modules:
+        found = importlib.util.find_spec("tvm")
+        if found is None or found.origin is None:
+            raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
+        library = Path(found.origin).parent / "lib" / "libtvm_runtime.so"
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    return tvm_ffi
+
+
+def tensor(array: np.ndarray) -> Any:
+    """A copy of the array in memory aligned as kernels expect it."""
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)
+    room = _function("runtime.TVMTensorAllocWithScope")(
+        ffi().Shape(array.shape), ffi().dtype(str(array.dtype)), ffi().device("cpu", 0), None
+    )
+    address = ctypes.c_void_p(contiguous.ctypes.data)
+    _function("runtime.TVMTensorCopyFromBytes")(room, address, contiguous.nbytes)
+    return room
+
+
+def to_arrays(result: Any) -> list[np.ndarray]:
+    """What a model returned, a tensor or a tuple of them, as arrays of their own."""
+    tensors = [result] if isinstance(result, ffi().Tensor) else list(result)
+    return [_array(value) for value in tensors]
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.empty(tuple(value.shape), str(value.dtype))
+    address = ctypes.c_void_p(array.ctypes.data)
+    _function("runtime.TVMTensorCopyToBytes")(value, address, array.nbytes)
+    return array
+
+
+@cache
+def _function(name: str) -> Any:
+    return ffi().get_global_func(name)
+
+
+class Machine:
+    """A loaded module's functions, by name: `machine["main"](tensor)`."""
+
+    def __init__(self, module: Any) -> None:
+        with silence():
+            self._functions = module["vm_load_executable"]()
+            self._functions["vm_initialization"](_CPU, 0, _POOLED)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._functions[name]
+
+    def instrument(self, note: Instrument) -> None:
+        """Calls `note(function, name, begins, result, *arguments)` around every call it makes."""
+        self._functions["set_instrument"](note)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keeps TVM's C++ from printing a warning for every constant it saves or loads.
+
+    Errors come as exceptions, so nothing that matters goes to this stream meanwhile.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -96,7 +96,7 @@ class Bench:
         self.timed([mine], jobs, planned.func, row)
         if trials:
             kernel, row.metaschedule_s = metaschedule.search(
-                task.func, self.target, trials, self.threads, self.seed
+                task.original, self.target, trials, self.threads, self.seed
             )
             if kernel is None:
                 row.other_failure = f"none of {trials} trials worked"

@@ -82,11 +82,17 @@ def overlaps(node: TileNode) -> bool:
 
 
 def slides(node: TileNode, axis: int) -> bool:
-    """Whether a reduce axis steps through a window: it moves an index that a space axis moves."""
-    return node.axes[axis].extent > 1 and any(
-        dim is not None and dim.uses(axis) and any(dim.coeffs[other] for other in node.space)
+    """Whether a reduce axis steps through a window: it moves an index further than a space axis
+    does from one of its elements to the next (channels of a group, `x[16 * g + c]`, do not)."""
+    return any(
+        dim is not None
+        and any(
+            0 < abs(dim.coeffs[other]) < abs(dim.coeffs[axis]) * node.axes[axis].extent
+            for other in node.space
+        )
         for access in node.reads
         for dim in access.dims
+        if node.axes[axis].extent > 1
     )
 
 

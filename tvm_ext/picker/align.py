@@ -7,7 +7,7 @@ grows by whole vectors and a register tile is bounded by the register file.
 from __future__ import annotations
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tile.classify import shares_index
+from tvm_ext.tile.classify import is_small_window, shares_index
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
@@ -57,6 +57,19 @@ def unroll_extents(extent: int) -> list[int]:
     axis if it is short (the taps of a window: neighbours then share loads)."""
     sizes = [size for size in (4, 8, 2, 1) if extent % size == 0][:2]
     return sizes if extent > MAX_TAPS or extent in sizes else [extent, *sizes]
+
+
+def reduce_steps(node: TileNode) -> list[dict[int, int]]:
+    """What one pass over a register tile takes of the reduction: a few iterations of its innermost
+    axis, or a small window whole."""
+    if not node.reduce:
+        return [{}]
+    inner = node.reduce[-1]
+    steps = [{inner: size} for size in unroll_extents(node.axes[inner].extent)]
+    whole = {axis: node.axes[axis].extent for axis in node.reduce}
+    if is_small_window(node) and whole not in steps:
+        steps.append(whole)
+    return steps
 
 
 def core_extents(extent: int, register: int, cores: int) -> list[int]:

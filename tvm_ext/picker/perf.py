@@ -16,6 +16,7 @@ import msgspec
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
+    is_small_window,
     leaves_holes_out,
     packed_reads,
     producers,
@@ -35,6 +36,8 @@ TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0
 """Starting another piece of the output: loop control, lines and pages shared with neighbours."""
+PASS_CYCLES = 3.0
+"""Starting another pass of a window over its register tile: masks, addresses, a branch."""
 TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
@@ -133,6 +136,7 @@ def compute_cycles(
         sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
         tile = Tile(extents)
         entry = TILE_OVERHEAD_CYCLES / max(1, sweeps) if reduces else 0.0
+        entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
         entry += collision_cycles(graph, node, tile, hw)
         cycles += count * (register_cycles(node, shapes, tile, lanes, hw) + entry)
     return cycles

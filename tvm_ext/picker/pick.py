@@ -17,8 +17,8 @@ from tvm_ext.picker.align import (
     core_extents,
     lanes_for,
     packed_divisor,
+    reduce_steps,
     row_extents,
-    unroll_extents,
     vector_extents,
 )
 from tvm_ext.picker.anchor import (
@@ -43,6 +43,7 @@ from tvm_ext.tile.classify import (
     TransformChain,
     has_no_gaps,
     is_flat,
+    is_small_window,
     loops_in_use,
     pads_whole_vectors,
     producers,
@@ -69,6 +70,8 @@ too many goes through memory at every step and bounds the loop (of 32 registers 
 PRODUCT_REGISTERS = 2
 """Where products are no part of the addition, what holds one, and the copy it destroys; on Arm,
 which multiplies by a lane of a register, the registers that rows are loaded into."""
+WINDOW_ROWS = 2
+"""Rows of outputs that share the taps of a small window."""
 TAIL_STATEMENTS = 64
 """Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
@@ -267,7 +270,7 @@ def register_tiles(
     before = rows[-2] if len(rows) > 1 else None
     divisor = packed_divisor(node, vector) if vector is not None else 0
     wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
-    inner = node.reduce[-1] if node.reduce else None
+    steps = reduce_steps(node)
     usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS
     if hw.kind == "arm" or "fma" not in hw.isa:
         usable -= PRODUCT_REGISTERS
@@ -280,22 +283,23 @@ def register_tiles(
             budget = min(budget, max(1, TAIL_STATEMENTS // width))
         for height in row_extents(node.axes[last].extent, budget) if last is not None else [1]:
             stacks = [1]
-            if before is not None and last is not None and height == node.axes[last].extent:
-                stacks = row_extents(node.axes[before].extent, max(1, budget // height))
+            if before is not None and last is not None:
+                whole = height == node.axes[last].extent
+                most = budget // height if whole else min(WINDOW_ROWS, budget // height)
+                if whole or is_small_window(node):
+                    stacks = row_extents(node.axes[before].extent, max(1, most))
             for stack in stacks:
                 accumulators = -(-width // lanes) * height * stack
-                for unroll in unroll_extents(node.axes[inner].extent) if inner is not None else [1]:
+                for step in steps:
+                    unroll = prod(step.values())
                     if unroll > 1 and accumulators * unroll > BODY_VECTORS:
                         continue
                     extents = [1] * len(node.axes)
-                    for axis, size in (
-                        (vector, width),
-                        (last, height),
-                        (before, stack),
-                        (inner, unroll),
-                    ):
+                    for axis, size in ((vector, width), (last, height), (before, stack)):
                         if axis is not None:
                             extents[axis] = size
+                    for axis, size in step.items():
+                        extents[axis] = size
                     yield Tile(tuple(extents))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from tvm_ext.tile.axis import Tile
@@ -107,6 +108,20 @@ def leaves_holes_out(node: TileNode, register: Tile) -> bool:
         register.extents[hole.reduce] == node.axes[hole.reduce].extent
         and register.extents[hole.space] % hole.step == 0
         for hole in node.holes
+    )
+
+
+WINDOW_TAPS = 9
+"""Taps that are few enough to be unrolled together."""
+
+
+def is_small_window(node: TileNode) -> bool:
+    """Whether the reduction is nothing but a small window (depthwise convolution, pooling)."""
+    taps = [axis for axis in node.reduce if node.axes[axis].extent > 1]
+    return (
+        bool(taps)
+        and all(slides(node, axis) for axis in taps)
+        and prod(node.axes[axis].extent for axis in taps) <= WINDOW_TAPS
     )
 
 

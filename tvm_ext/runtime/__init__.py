@@ -2,7 +2,9 @@
 
   executor   Compiled: call it, time it, save it, ask it for its report
   profile    the time every kernel takes inside the running model
+  machine    TVM's virtual machine without TVM's compiler
   artifact   one shared library that stock TVM loads, with its manifest inside
+  export     writing it, with weights in a section of its own (weights)
   threads    how many threads TVM's pool gets, decided once a process
 
 What an artifact says of itself is `records.manifest`.

@@ -10,6 +10,7 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
+from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
 from tvm_ext.tir.write_gpu import (
@@ -72,6 +73,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     scheduled = prepared.schedule.mod["main"]
     if any(entry.stage < plan.anchor and entry.level == "register" for entry in plan.attach):
         scheduled = with_guards(scheduled)
+    scheduled = with_squares(scheduled)
     if plan.prefetch:
         scheduled = with_prefetch(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))

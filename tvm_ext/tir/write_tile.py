@@ -31,6 +31,7 @@ from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.read import loads
+from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tvm_api import SBlockRV, Schedule
 
 PARTITION = "pragma_loop_partition_hint"
@@ -182,11 +183,16 @@ def _attach(
     own = schedule.get_loops(block)[-depth:]
     across = None if node is None else transposed_axis(node)
     if across is not None and int(schedule.get(own[across]).extent) % lanes == 0:
+        extent = int(schedule.get(own[-1]).extent)
         outside, inside = schedule.split(own[across], [None, lanes])
-        chunk, last = schedule.split(own[-1], [None, min(lanes, int(schedule.get(own[-1]).extent))])
+        chunk, last = schedule.split(own[-1], [None, min(lanes, extent)])
         between = own[across + 1 : -1]
         schedule.reorder(outside, *between, chunk, inside, last)
         schedule.unroll(inside)
+        if lanes > 1 and extent % lanes == 0:
+            schedule.vectorize(last)
+            mark_square(schedule, inside, lanes)
+            return
         own = [*own[:-1], last]
     vectorise_last(schedule, own[-1], lanes, hint=node is None or is_affine(node))
 

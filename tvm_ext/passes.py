@@ -18,7 +18,9 @@ from tvm_ext.graph.channels_last import ChannelsLast
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
+from tvm_ext.graph.plan_memory import PlanMemory
 from tvm_ext.graph.share import Share
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -35,8 +37,10 @@ __all__ = [
     "FoldLayout",
     "Fuse",
     "Legalise",
+    "MemoryOrder",
     "Normalise",
     "Plan",
+    "PlanMemory",
     "Share",
     "graph_passes",
     "lowering_passes",
@@ -58,6 +62,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         Share(),
         FoldIndices(),
         Fuse(),
+        MemoryOrder(),
     ]
 
 
@@ -70,13 +75,15 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel) -> float:
 
 
 def lowering_passes() -> list[Any]:
-    """TVM's own passes from call_tir to VM instructions (its CPU pipeline's last two phases)."""
+    """From call_tir to VM instructions: TVM's own passes (its CPU pipeline's last two phases), but
+    for the planning of memory."""
     transform = relax.transform
     return [
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),
-        transform.StaticPlanBlockMemory(),
+        PlanMemory(),
+        transform.StaticPlanBlockMemory(),  # functions with branches
         transform.LowerAllocTensor(),
         transform.KillAfterLastUse(),
         transform.LowerRuntimeBuiltin(),

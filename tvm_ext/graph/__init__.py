@@ -7,6 +7,8 @@ In the order the pipeline runs them:
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content once
   fuse           tensor programs to groups
+  memory_order   calls in the order that keeps least alive
+  plan_memory    after lowering: tensors take turns in a few blocks of memory
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.
 """

@@ -1,0 +1,83 @@
+"""Blocks of memory that tensors share: one at a time, and what leaves the function stays out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_ext.graph.plan_memory import ALIGNED, Life, PlanMemory, lifetimes, share
+from tvm_ext.tvm_api import IRModule, relax, te, tvm
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[Life]:
+    found = []
+    for _ in range(draw(st.integers(0, 12))):
+        first = draw(st.integers(0, 10))
+        found.append((draw(st.integers(1, 500)), first, draw(st.integers(first, 10))))
+    return found
+
+
+@given(lives())
+def test_tensors_of_a_block_fit_and_are_never_alive_together(tensors: list[Life]) -> None:
+    blocks, sizes = share(tensors)
+    for index, (size, first, last) in enumerate(tensors):
+        assert size <= sizes[blocks[index]]
+        for other in range(index):
+            if blocks[other] == blocks[index]:
+                assert last < tensors[other][1] or tensors[other][2] < first
+
+
+@given(lives())
+def test_the_blocks_take_no_more_than_all_tensors_and_no_less_than_the_peak(
+    tensors: list[Life],
+) -> None:
+    _, sizes = share(tensors)
+    assert sum(sizes) <= sum(-(-size // ALIGNED) * ALIGNED for size, _, _ in tensors)
+    for moment in range(11):
+        assert sum(sizes) >= sum(s for s, first, last in tensors if first <= moment <= last)
+
+
+def chain(length: int, returned: int) -> IRModule:
+    """x + 1 + 1 ..., `length` times; the result of one step is returned beside the last one."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((64, 16), "float32"))
+
+    def plus_one(data: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda i, j: data[i, j] + 1.0, name="plus")
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            values = [x]
+            for _ in range(length):
+                values.append(builder.emit_te(plus_one, values[-1]))
+            outputs = builder.emit_output(relax.Tuple([values[-1], values[returned]]))
+        builder.emit_func_output(outputs)
+    transform = relax.transform
+    return tvm.transform.Sequential(
+        [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
+    )(builder.finalize())
+
+
+def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
+    lowered = chain(6, returned=3)
+    found = lifetimes(lowered["main"])
+    assert len(found) == 4, "six steps, two of them returned"
+    assert share(list(found.values()))[1] == [64 * 16 * 4] * 2
+    script = PlanMemory()(lowered).script()
+    assert script.count("R.memory.alloc_storage") == 2
+    assert script.count("R.memory.alloc_tensor") == 4
+    assert script.count("R.builtin.alloc_tensor") == 2
+
+
+def test_a_function_with_a_branch_is_left_alone() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    flag = relax.Var("flag", relax.TensorType((), "bool"))
+    with builder.function("main", [x, flag]):
+        value = builder.emit(
+            relax.op.builtin.alloc_tensor(relax.ShapeExpr([4]), "float32", 0, "global")
+        )
+        chosen = builder.emit(relax.If(flag, value, x))
+        builder.emit_func_output(chosen)
+    assert lifetimes(builder.finalize()["main"]) == {}

@@ -1,0 +1,178 @@
+"""`MemoryOrder`: calls in the order that keeps least alive.
+
+    a = f(x); b = g(x); c = h(a); d = k(b); y = c + d   →   a = f(x); c = h(a); b = g(x); ...
+
+if h and k return less than they take. Any topological order computes the same; the memory planner
+works on the one it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm_ext.tvm_api import IRModule, relax, structural_map, structural_walk, tirx, tvm
+
+VIEWS = frozenset({"relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"})
+"""Operators whose result is what they take."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One binding of a block, by the numbers of the bindings whose memory it needs.
+
+    size_bytes  what it allocates; 0 for a view, a tuple or a field of one
+    reads       bindings that must come before it
+    kept        whether what it makes is needed after the block
+    """
+
+    size_bytes: int
+    reads: frozenset[int]
+    kept: bool = False
+
+
+@tvm.transform.module_pass(opt_level=0, name="MemoryOrder")
+@dataclass(frozen=True)
+class MemoryOrder:
+    """Reorders the bindings of dataflow blocks where that lowers the peak of live bytes; of equal
+    orders the given one stays."""
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module with its Relax functions' dataflow blocks reordered."""
+        changed = {
+            variable: structural_map(function, [(relax.DataflowBlock, _reordered)], order="post")
+            for variable, function in mod.functions.items()
+            if isinstance(function, relax.Function)
+        }
+        result = IRModule(dict(mod.functions.items()) | changed)
+        return result.with_attrs(mod.attrs) if mod.attrs else result
+
+
+def peak_bytes(steps: Sequence[Step], order: Iterable[int]) -> int:
+    """Most bytes alive at once, what a step reads and makes included."""
+    owners = storage(steps)
+    waiting = uses(steps, owners)
+    live = peak = 0
+    for number in order:
+        live += steps[number].size_bytes
+        peak = max(peak, live)
+        live -= sum(steps[i].size_bytes for i in _freed(steps, owners, waiting, number))
+    return peak
+
+
+def storage(steps: Sequence[Step]) -> list[frozenset[int]]:
+    """For each step the steps whose memory its result lies in: itself, or what it is a view of."""
+    owners: list[frozenset[int]] = []
+    for number, step in enumerate(steps):
+        behind = frozenset[int]().union(*(owners[i] for i in step.reads))
+        owners.append(frozenset({number}) if step.size_bytes else behind)
+    return owners
+
+
+def uses(steps: Sequence[Step], owners: Sequence[frozenset[int]]) -> list[int]:
+    """For each step how many steps, and the world outside, still need its memory."""
+    waiting = [0] * len(steps)
+    for number, step in enumerate(steps):
+        for owner in frozenset[int]().union(*(owners[i] for i in step.reads), {number}):
+            waiting[owner] += 1
+        for owner in owners[number] if step.kept else ():
+            waiting[owner] += 1
+    return waiting
+
+
+def _freed(
+    steps: Sequence[Step], owners: Sequence[frozenset[int]], waiting: list[int], number: int
+) -> list[int]:
+    """Counts a step as done; returns the steps whose memory nobody needs any more."""
+    done = frozenset[int]().union(*(owners[i] for i in steps[number].reads), {number})
+    for owner in done:
+        waiting[owner] -= 1
+    return [owner for owner in done if waiting[owner] == 0]
+
+
+def greedy_order(steps: Sequence[Step]) -> list[int]:
+    """At each point the step that leaves least alive; of equal ones the first given."""
+    owners = storage(steps)
+    waiting = uses(steps, owners)
+    missing = [len(step.reads) for step in steps]
+    readers: list[list[int]] = [[] for _ in steps]
+    for number, step in enumerate(steps):
+        for source in step.reads:
+            readers[source].append(number)
+    ready = [number for number, count in enumerate(missing) if count == 0]
+    order = []
+
+    def left(number: int) -> tuple[int, int]:
+        needed = frozenset[int]().union(*(owners[i] for i in steps[number].reads), {number})
+        freed = sum(steps[i].size_bytes for i in needed if waiting[i] == 1)
+        return steps[number].size_bytes - freed, number
+
+    while ready:
+        number = min(ready, key=left)
+        ready.remove(number)
+        order.append(number)
+        _freed(steps, owners, waiting, number)
+        for reader in readers[number]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    return order
+
+
+def depth_first_order(steps: Sequence[Step]) -> list[int]:
+    """Every step right after what it needs, the part that needs most memory first."""
+    below = [0] * len(steps)
+    for number, step in enumerate(steps):
+        below[number] = max([step.size_bytes, *(below[i] for i in step.reads)])
+    order: list[int] = []
+    done: set[int] = set()
+    read = frozenset[int]().union(*(step.reads for step in steps))
+    for root in (number for number in range(len(steps)) if number not in read):
+        stack = [(root, False)]
+        while stack:
+            number, entered = stack.pop()
+            if entered:
+                order.append(number)
+            elif number not in done:
+                done.add(number)
+                stack.append((number, True))
+                sources = sorted(steps[number].reads - done, key=lambda i: (below[i], -i))
+                stack += [(source, False) for source in sources]
+    return order
+
+
+def _reordered(block: Any) -> Any:
+    bindings = list(block.bindings)
+    steps = _steps(bindings)
+    given = list(range(len(steps)))
+    choices = [given, greedy_order(steps), depth_first_order(steps)]
+    best = min(choices, key=lambda order: peak_bytes(steps, order))
+    return block if best == given else relax.DataflowBlock([bindings[i] for i in best])
+
+
+def _steps(bindings: Sequence[Any]) -> list[Step]:
+    numbers = {binding.var: number for number, binding in enumerate(bindings)}
+    steps = []
+    for binding in bindings:
+        value = getattr(binding, "value", None)
+        used: list[Any] = []
+        structural_walk(value, (relax.Var, used.append))
+        reads = frozenset(numbers[var] for var in used if var in numbers)
+        op = getattr(getattr(value, "op", None), "name", "")
+        allocates = isinstance(value, relax.Call) and op not in VIEWS
+        kept = not isinstance(binding.var, relax.DataflowVar)
+        steps.append(Step(type_bytes(binding.var.ty) if allocates else 0, reads, kept))
+    return steps
+
+
+def type_bytes(ty: Any) -> int:
+    """Bytes of a tensor, or of all fields of a tuple; 0 where the shape is not known."""
+    if hasattr(ty, "fields"):
+        return sum(type_bytes(field) for field in ty.fields)
+    extents = getattr(getattr(ty, "shape", None), "values", None)
+    if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return 0
+    bits = int(tvm.runtime.DataType(str(ty.dtype.dtype)).bits)
+    return prod(int(extent) for extent in extents) * bits // 8

@@ -1,0 +1,129 @@
+"""`PlanMemory`: intermediate tensors take turns in a few blocks of memory, by their lifetimes.
+
+    a = alloc(100); f(x, a); b = alloc(60); g(a, b); c = alloc(90); h(b, c)
+        →
+    s = storage(128); t = storage(64); a = s; f(x, a); b = t; g(a, b); c = s; h(b, c)
+
+TVM's planner takes tensors in the order of calls, and blocks of about their size. Here the largest
+come first, each into the smallest block that is free all its life: Pisarchyk and Lee, "Efficient
+memory management for deep neural net inference" (2020), greedy by size. A tensor begins where its
+block does: kernels refuse tensors with an offset.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext.graph.memory_order import VIEWS, type_bytes
+from tvm_ext.tvm_api import IRModule, ir, relax, tvm
+
+ALIGNED = 64
+"""Sizes are whole cache lines."""
+Life = tuple[int, int, int]
+"""Bytes, the first and the last moment."""
+
+
+def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
+    """For each tensor the block it lies in, and the bytes of every block; tensors of one block are
+    never alive at the same moment."""
+    blocks = [0] * len(lives)
+    sizes: list[int] = []
+    tenants: list[list[tuple[int, int]]] = []
+    for one in sorted(range(len(lives)), key=lambda i: (-lives[i][0], lives[i][1])):
+        size, first, last = lives[one]
+        free = [number for number, others in enumerate(tenants) if _is_free(others, first, last)]
+        if not free:
+            free = [len(tenants)]
+            tenants.append([])
+            sizes.append(-(-size // ALIGNED) * ALIGNED)
+        blocks[one] = free[-1]  # they come ever smaller
+        insort(tenants[blocks[one]], (first, last))
+    return blocks, sizes
+
+
+def _is_free(tenants: Sequence[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether none of the tenants, in the order of their lives, is alive from `first` to `last`."""
+    place = bisect(tenants, (first, last))
+    before = place == 0 or tenants[place - 1][1] < first
+    return before and (place == len(tenants) or last < tenants[place][0])
+
+
+@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
+@dataclass(frozen=True)
+class PlanMemory:
+    """Plans functions that run straight through; tensors of unknown shape, and those that leave the
+    function or are given to anything but kernels, keep memory of their own."""
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module, after CallTIRRewrite, with tensors that share storage."""
+        planner = _Planner(mod)
+        for variable, function in mod.functions.items():
+            if isinstance(function, relax.Function) and (lives := lifetimes(function)):
+                blocks, sizes = share(list(lives.values()))
+                planner.begin(dict(zip(lives, blocks, strict=True)), sizes)
+                planner.builder_.update_func(variable, planner.visit_expr(function))
+        return planner.builder_.get()
+
+
+def lifetimes(function: Any) -> dict[Any, Life]:
+    """Bytes, binding that makes it and last binding that uses it, of each tensor to be placed."""
+    blocks = getattr(function.body, "blocks", ())
+    bindings = [binding for block in blocks for binding in block.bindings]
+    made: dict[Any, int] = {}
+    owners: dict[Any, frozenset[Any]] = {}
+    last: dict[Any, int] = {}
+    leaving: set[Any] = set()
+
+    def behind(expr: Any) -> frozenset[Any]:
+        if isinstance(expr, relax.Tuple):
+            return frozenset[Any]().union(*map(behind, expr.fields))
+        if isinstance(expr, relax.TupleGetItem):
+            return behind(expr.tuple_value)
+        return owners.get(expr, frozenset()) if isinstance(expr, relax.Var) else frozenset()
+
+    for moment, binding in enumerate(bindings):
+        value = getattr(binding, "value", None)
+        if isinstance(value, relax.If):
+            return {}
+        name = getattr(getattr(value, "op", None), "name", "")
+        used = frozenset[Any]().union(*map(behind, getattr(value, "args", ())), behind(value))
+        last.update(dict.fromkeys(used, moment))
+        if name == "relax.builtin.alloc_tensor" and type_bytes(binding.var.ty):
+            made[binding.var] = last[binding.var] = moment
+            owners[binding.var] = frozenset({binding.var})
+        elif not isinstance(value, relax.Call) or name in VIEWS:
+            owners[binding.var] = used
+        elif not isinstance(value.op, ir.GlobalVar):
+            leaving |= used
+    leaving |= behind(function.body.body)
+    return {
+        var: (type_bytes(var.ty), moment, last[var])
+        for var, moment in made.items()
+        if var not in leaving
+    }
+
+
+@relax.expr_functor.mutator
+class _Planner(relax.PyExprMutator):
+    def begin(self, blocks: dict[Any, int], sizes: Sequence[int]) -> None:
+        """The blocks of the next function, and which one each of its tensors lies in."""
+        self._blocks, self._sizes = blocks, sizes
+        self._storages: dict[int, Any] = {}
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        block = self._blocks.get(binding.var)
+        if block is None:
+            super().visit_var_binding_(binding)
+            return
+        if block not in self._storages:
+            size = relax.ShapeExpr([self._sizes[block]])
+            storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
+            self._storages[block] = self.builder_.emit(storage, "storage")
+        shape, dtype, *_ = binding.value.args
+        tensor = relax.op.memory.alloc_tensor(self._storages[block], 0, shape, dtype)
+        self.builder_.emit_normalized(
+            relax.VarBinding(binding.var, self.builder_.normalize(tensor))
+        )

@@ -72,11 +72,11 @@ def _load_torch(path: str, inputs: Inputs, threads: int) -> Loaded:
 def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Loaded:
     import tvm_ext
 
-    if path.endswith(".so"):
-        compiled = tvm_ext.load(path, num_threads=threads)
-    else:
-        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
-        compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
+    if path.endswith(".so"):  # what a deployment does: nothing else may be imported
+        loaded = tvm_ext.load(path, num_threads=threads)
+        return Loaded(lambda: list(loaded(dict(inputs))))
+    shapes = {name: tuple(value.shape) for name, value in inputs.items()}
+    compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
     return Loaded(
         lambda: list(compiled(dict(inputs))), _kernel_facts(compiled.manifest), compiled.save
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 
 LEVELS = {
-    0: {"errors", "flags", "shield", "tvm_api"},
+    0: {"errors", "flags", "shield", "tvm_api", "without_torch"},
     1: {"tile", "hardware"},
     2: {"records", "tir", "frontend", "compute"},
     3: {"picker", "search", "measure", "graph", "report"},
@@ -157,6 +158,23 @@ def test_importing_the_package_is_light() -> None:
 def test_choosing_a_plan_loads_no_tvm() -> None:
     _, loaded = loaded_by("import tvm_ext.picker, tvm_ext.search, tvm_ext.hardware")
     assert not loaded & {"tvm", "onnx", "xgboost"}
+
+
+def test_torch_is_not_imported_and_can_be_afterwards(tmp_path: Path) -> None:
+    """tvm_ffi imports it wherever it finds it: here, an empty module of that name."""
+    (tmp_path / "torch.py").write_text("")
+    code = (
+        "import sys; import tvm_ext.flow, tvm_ext.tuner, tvm_ext.runtime.machine as machine; machine.ffi()\n"
+        "assert 'torch' not in sys.modules; import torch; print(torch.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == str(tmp_path / "torch.py"), done.stderr
 
 
 def test_a_deployment_machine_needs_neither_compiler_nor_xgboost_nor_onnx() -> None:

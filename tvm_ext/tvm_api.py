@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InstallError
+from tvm_ext.without_torch import without_torch
 
 TVM_FFI_BROKEN = ("0.1.15",)
 
@@ -44,8 +45,8 @@ def tvm_version() -> str:
 
 
 check_install()
-
-import tvm  # noqa: E402
+with without_torch():
+    import tvm
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
 from tvm.error import InternalError  # noqa: E402
 from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402

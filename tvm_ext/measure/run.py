@@ -7,11 +7,11 @@ from time import monotonic
 from typing import Any
 
 import msgspec
-import tvm
 
 from tvm_ext.measure.job import Failure, FailureKind, Job, Outcome
 from tvm_ext.measure.remote import Remote
 from tvm_ext.measure.sandbox import Limits
+from tvm_ext.tvm_api import tvm
 
 
 class Measurer:

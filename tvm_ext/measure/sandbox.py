@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
-import tvm
 
 from tvm_ext.measure.build import Built, one_line
 from tvm_ext.measure.inputs import Argument, numpy_dtype
 from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
+from tvm_ext.tvm_api import tvm
 
 CUT_FACTOR = 4.0
 """A candidate this many times slower than the best so far is not repeated."""

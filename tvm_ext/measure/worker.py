@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy.ma  # noqa: F401 - TVM's evaluator takes medians, which load it: once here, not per child
-import tvm
 
 from tvm_ext.measure.build import Built, build_many
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.measure.job import Job, Outcome
 from tvm_ext.measure.sandbox import Limits, run_forked
+from tvm_ext.tvm_api import tvm
 
 
 def serve(descriptor: int) -> None:

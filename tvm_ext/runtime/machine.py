@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InstallError
+from tvm_ext.without_torch import without_torch
 
 _CPU, _POOLED = 1, 2
 Instrument = Callable[..., None]
@@ -25,21 +26,12 @@ Instrument = Callable[..., None]
 
 @cache
 def ffi() -> Any:
-    """The module `tvm_ffi`, with TVM's runtime library loaded. Raises InstallError without TVM.
-
-    tvm_ffi imports torch wherever it is installed, for tensors that are never given to it here;
-    that would cost a second and 150 MB, so torch is kept from it unless it is there already.
-    """
-    alone = "torch" not in sys.modules and "tvm_ffi" not in sys.modules
-    if alone:
-        sys.modules["torch"] = None  # type: ignore[assignment]
+    """The module `tvm_ffi`, with TVM's runtime library loaded. Raises InstallError without TVM."""
     try:
-        import tvm_ffi
+        with without_torch():
+            import tvm_ffi
     except ImportError as error:
         raise InstallError(f"package apache-tvm-ffi: {error}; pip install tvm-ext") from error
-    finally:
-        if alone:
-            del sys.modules["torch"]
     if "tvm" not in sys.modules:
         found = importlib.util.find_spec("tvm")
         if found is None or found.origin is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -115,6 +116,7 @@ WINDOW_TAPS = 9
 """Taps that are few enough to be unrolled together."""
 
 
+@lru_cache(maxsize=1024)
 def is_small_window(node: TileNode) -> bool:
     """Whether the reduction is nothing but a small window (depthwise convolution, pooling)."""
     taps = [axis for axis in node.reduce if node.axes[axis].extent > 1]

@@ -29,7 +29,10 @@ class AffineDim(msgspec.Struct, frozen=True):
 
         Exact for one axis or unit strides; an upper bound otherwise.
         """
-        points = prod(extents[axis] for axis, _ in _terms(self.coeffs))
+        terms = _terms(self.coeffs)
+        if self.div == 1 and not self.mod and len(terms) <= 1:
+            return extents[terms[0][0]] if terms else 1
+        points = prod(extents[axis] for axis, _ in terms)
         return min(self.hull(extents), points)
 
     def hull(self, extents: tuple[int, ...]) -> int:

@@ -29,8 +29,9 @@ class Nest:
         self._accesses = (*node.reads, node.write)
         self._line_bytes = line_bytes
         register = plan.at("register").extents
-        space = [axis for axis in plan.order if axis in node.space]
-        self._loops = [*space, *(axis for axis in plan.order if axis in node.reduce)]
+        space, reduce = set(node.space), set(node.reduce)
+        self._loops = [axis for axis in plan.order if axis in space]
+        self._loops += [axis for axis in plan.order if axis in reduce]
         full = [
             axis.extent if axis.kind == "reduce" else core.extents[place]
             for place, axis in enumerate(node.axes)

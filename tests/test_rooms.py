@@ -164,7 +164,7 @@ def test_torch_is_not_imported_and_can_be_afterwards(tmp_path: Path) -> None:
     """tvm_ffi imports it wherever it finds it: here, an empty module of that name."""
     (tmp_path / "torch.py").write_text("")
     code = (
-        "import sys; import tvm_ext.flow, tvm_ext.tuner, tvm_ext.runtime.machine as machine; machine.ffi()\n"
+        "import sys, tvm_ext.flow, tvm_ext.tuner; from tvm_ext.runtime.machine import ffi; ffi()\n"
         "assert 'torch' not in sys.modules; import torch; print(torch.__file__)"
     )
     done = subprocess.run(

@@ -21,6 +21,7 @@ from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
+from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -41,6 +42,7 @@ __all__ = [
     "Normalise",
     "Plan",
     "PlanMemory",
+    "ReadPlanes",
     "Share",
     "graph_passes",
     "lowering_passes",
@@ -55,6 +57,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         FoldLayout(),
         ChannelsLast(),
         FoldLayout(),
+        ReadPlanes(),
         Normalise(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),

@@ -87,18 +87,22 @@ def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.nd
     return packed if geometry.ragged(lanes) else packed[0]
 
 
-def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tensor:
+def conv(
+    x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int, *, planes: bool = False
+) -> Tensor:
     """The convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups]).
 
     `weight` is packed by `pack_weight`; the result is [n, out.., O], for ragged groups
-    [n, out.., groups, O/groups].
+    [n, out.., groups, O/groups]. With `planes` x is [n, C, spatial..], for one group only.
     """
     rank = len(geometry.kernel)
-    out = geometry.out_size([int(size) for size in x.shape[1 : rank + 1]])
+    first = 2 if planes else 1
+    out = geometry.out_size([int(size) for size in x.shape[first : rank + first]])
     grouped = geometry.groups > 1 and not geometry.depthwise
     if any((*geometry.pad_before, *geometry.pad_after)):
-        flat = (0,) * (len(x.shape) - rank - 1)
-        before, after = (0, *geometry.pad_before, *flat), (0, *geometry.pad_after, *flat)
+        flat, behind = (0,) * first, (0,) * (len(x.shape) - rank - first)
+        before = (*flat, *geometry.pad_before, *behind)
+        after = (*flat, *geometry.pad_after, *behind)
         x = topi.nn.pad(x, before, after, name="pad")
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
@@ -131,7 +135,10 @@ def conv(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tenso
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
         group = (o // geometry.per_group,) if grouped else ()
-        element = x(n, *position(place), *group, channel)
+        if planes:
+            element = x(n, channel, *position(place))
+        else:
+            element = x(n, *position(place), *group, channel)
         weighted = element * weight(o // block, *taps, channel, o % block)
         return te.sum(weighted, axis=[*taps, channel])
 

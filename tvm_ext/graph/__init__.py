@@ -3,6 +3,7 @@
 In the order the pipeline runs them:
   normalise      dataflow blocks, inference operators, no dead code
   channels_last  convolutions and what follows them from NCHW to NHWC
+  read_planes    convolutions of few channels take planes as they are
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content once

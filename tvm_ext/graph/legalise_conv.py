@@ -17,6 +17,7 @@ from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.graph.read_planes import PLANES
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 FUSES_EPILOGUE = {"op_pattern": 4}
@@ -31,17 +32,23 @@ DIRECT = 0
 
 
 def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
-    """Channels-last convolution by a constant; None for other layouts and weights."""
+    """Convolution by a constant to a channels-last result, of channels-last data or of planes; None
+    for other layouts and weights."""
     attrs = call.attrs
     data_layout, kernel_layout = CONVOLUTIONS[str(call.op.name)]
     weight = constant_array(call.args[1])
     shape = static_shape(call.args[0])
     if weight is None or shape is None or weight.dtype != np.float32:
         return None
-    if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
+    planes = str(attrs.data_layout) == PLANES[str(call.op.name)] and int(attrs.groups) == 1
+    if not (planes or str(attrs.data_layout) == data_layout):
         return None
-    if str(attrs.out_layout) not in ("", data_layout):
+    if str(attrs.kernel_layout) != kernel_layout:
         return None
+    if str(attrs.out_layout) not in ((data_layout,) if planes else ("", data_layout)):
+        return None
+    if planes:
+        shape = (shape[0], *shape[2:], shape[1])
     rank = len(shape) - 2
     padding = ints(attrs.padding)
     geometry = ConvGeometry(
@@ -54,9 +61,11 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         in_channels=shape[-1],
         out_channels=weight.shape[0],
     )
-    m = choose_algorithm(
-        geometry, tuple(shape), options.lanes, options.winograd, options.predict_us
-    )
+    m = DIRECT
+    if not planes:
+        m = choose_algorithm(
+            geometry, tuple(shape), options.lanes, options.winograd, options.predict_us
+        )
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     x = call.args[0]
     if m != DIRECT:
@@ -72,7 +81,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         split = (*shape[:-1], groups, shape[-1] // groups)
         x = builder.emit_te(topi.reshape, x, split)
     result = builder.call_te(
-        lambda data, filters: conv(data, filters, geometry, options.lanes),
+        lambda data, filters: conv(data, filters, geometry, options.lanes, planes=planes),
         x,
         constant(pack_weight(weight, geometry, options.lanes)),
         primfunc_name_hint=name,

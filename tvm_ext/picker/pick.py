@@ -34,6 +34,7 @@ from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
+    least_scattered,
     streaming,
     wants_prefetch,
 )
@@ -101,7 +102,7 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
     ranked = sorted([*inside, *ranked], key=_latency)
     side = [other for best in ranked[:ATTACHED] for other in side_by_side(graph, best, hardware)]
-    return sorted([*side, *ranked], key=_latency)[:count]
+    return least_scattered(graph, sorted([*side, *ranked], key=_latency))[:count]
 
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tvm_ext.graph.read_planes import ReadPlanes
-from tvm_ext.tvm_api import IRModule, relax
+from tvm_ext.tvm_api import IRModule, constant, relax
 
 
-def image(channels: int, axes: tuple[int, ...] = (0, 2, 3, 1), groups: int = 1) -> IRModule:
-    """A transposed x and its convolution, NHWC."""
+def image(
+    channels: int, axes: tuple[int, ...] = (0, 2, 3, 1), groups: int = 1, fixed: bool = True
+) -> IRModule:
+    """A transposed x and its convolution, NHWC; `fixed`: by a constant."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, channels, 12, 12), "float32"))
-    w = relax.Var("w", relax.TensorType((8, 3, 3, channels // groups), "float32"))
-    with builder.function("main", [x, w]):
+    shape = (8, 3, 3, channels // groups)
+    w = (
+        constant(np.ones(shape, "float32"))
+        if fixed
+        else relax.Var("w", relax.TensorType(shape, "float32"))
+    )
+    with builder.function("main", [x] if fixed else [x, w]):
         with builder.dataflow():
             turned = builder.emit(relax.op.permute_dims(x, axes))
             y = relax.op.nn.conv2d(
@@ -42,8 +50,8 @@ def test_a_convolution_of_an_image_reads_its_planes() -> None:
 
 @pytest.mark.parametrize(
     "mod",
-    [image(16), image(12, (0, 3, 2, 1)), image(4, groups=2)],
-    ids=["wide", "turned", "groups"],
+    [image(16), image(12, (0, 3, 2, 1)), image(4, groups=2), image(3, fixed=False)],
+    ids=["wide", "turned", "groups", "no_constant"],
 )
 def test_other_transpositions_stay(mod: IRModule) -> None:
     after = convolution(ReadPlanes()(mod))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.tvm_api import Call, IRModule, relax, tvm
+from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.tvm_api import Call, IRModule, constant_array, relax, tvm
 
 PLANES = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
 """Convolutions, with the layout of data that lies in planes."""
@@ -20,7 +21,7 @@ PLANES = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d"
 @tvm.transform.module_pass(opt_level=0, name="ReadPlanes")
 @dataclass(frozen=True)
 class ReadPlanes:
-    """Takes the transposition in front of a dense channels-last convolution away.
+    """Takes the transposition in front of a dense channels-last convolution by a constant away.
 
     most_channels  of more channels than this the transposition stays: rows of them are read whole
     """
@@ -47,11 +48,14 @@ class _Rewriter(relax.PyExprMutator):
         name = getattr(call.op, "name", "")
         if name not in PLANES or int(call.attrs.groups) != 1:
             return call
+        if static_shape(call.args[0]) is None or constant_array(call.args[1]) is None:
+            return call  # `Legalise` leaves it to TVM, which knows one layout for all
         layout = str(call.attrs.data_layout)
         source = self._planes(call.args[0])
         if source is None or str(call.attrs.out_layout) not in ("", layout):
             return call
         channels_last = layout == PLANES[name].replace("C", "") + "C"
+        channels_last &= str(call.attrs.kernel_layout) == f"O{layout[1:-1]}I"
         if not channels_last or int(source.ty.shape[1]) > self._most_channels:
             return call
         attrs = call.attrs

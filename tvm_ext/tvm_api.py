@@ -218,6 +218,14 @@ def constant(array: np.ndarray, dtype: str = "") -> Any:
     return relax.const(tensor, str(tensor.dtype))
 
 
+def rewritten(mod: IRModule, mutator: Any) -> IRModule:
+    """The module with each of its Relax functions visited by a `PyExprMutator` made for it."""
+    for variable, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            mutator.builder_.update_func(variable, mutator.visit_expr(function))
+    return mutator.builder_.get()
+
+
 def default_legalise(name: str) -> Any:
     """TVM's own legalisation of an operator, called with (builder, call)."""
     return ir.Op.get(name).get_attr("FLegalize")
@@ -250,6 +258,7 @@ __all__ = [
     "opaque",
     "prefetch_line",
     "relax",
+    "rewritten",
     "s_tir",
     "schedule_of",
     "structural_map",

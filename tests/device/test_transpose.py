@@ -13,29 +13,21 @@ from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import PrimFunc, Target, te, tvm
 
 
-def scores(rows: int, heads: int, inner: int, step: int = 1) -> PrimFunc:
-    """q times k transposed, both [rows, heads, inner]: [heads, rows, rows / step]."""
+def scores(rows: int, heads: int, inner: int, step: int = 1, factor: float = 1.0) -> PrimFunc:
+    """q times k transposed, both [rows, heads, inner]: [heads, rows, rows / step]. With a factor
+    other than 1, k is scaled on the way: no plain copy."""
     q = te.placeholder((rows, heads, inner), "float32", "q")
     k = te.placeholder((rows, heads, inner), "float32", "k")
     columns = rows // step
-    turned = te.compute((heads, inner, columns), lambda h, c, j: k[j * step, h, c], name="turned")
+
+    def turn(h: te.Var, c: te.Var, j: te.Var) -> te.Tensor:
+        element = k[j * step, h, c]
+        return element if factor == 1.0 else element * factor
+
+    turned = te.compute((heads, inner, columns), turn, name="turned")
     c = te.reduce_axis((0, inner), name="c")
     y = te.compute(
         (heads, rows, columns),
-        lambda h, i, j: te.sum(q[i, h, c] * turned[h, c, j], axis=[c]),
-        name="scores",
-    )
-    return te.create_prim_func([q, k, y])
-
-
-def scaled(rows: int, heads: int, inner: int) -> PrimFunc:
-    """The same with k doubled on the way: no plain copy."""
-    q = te.placeholder((rows, heads, inner), "float32", "q")
-    k = te.placeholder((rows, heads, inner), "float32", "k")
-    turned = te.compute((heads, inner, rows), lambda h, c, j: k[j, h, c] * 2.0, name="turned")
-    c = te.reduce_axis((0, inner), name="c")
-    y = te.compute(
-        (heads, rows, rows),
         lambda h, i, j: te.sum(q[i, h, c] * turned[h, c, j], axis=[c]),
         name="scores",
     )
@@ -79,7 +71,7 @@ def test_squares_are_exchanged_in_registers(machine: str, size: int) -> None:
 
 
 def test_a_copy_that_computes_is_left_to_loops() -> None:
-    func = scaled(64, 2, 32)
+    func = scores(64, 2, 32, factor=2.0)
     plan = plan_of(func, "cpu/x86-avx512")
     assert "T.Shuffle" not in write(func, plan).script()
     q, k, found = values(func, plan)

@@ -17,16 +17,15 @@ from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
-from tvm_ext.graph.read_planes import PLANES
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 FUSES_EPILOGUE = {"op_pattern": 4}
 CONVOLUTIONS = {
-    "relax.nn.conv1d": ("NWC", "OWI"),
-    "relax.nn.conv2d": ("NHWC", "OHWI"),
-    "relax.nn.conv3d": ("NDHWC", "ODHWI"),
+    "relax.nn.conv1d": ("NWC", "OWI", "NCW"),
+    "relax.nn.conv2d": ("NHWC", "OHWI", "NCHW"),
+    "relax.nn.conv3d": ("NDHWC", "ODHWI", "NCDHW"),
 }
-"""Operators with the layouts of data and weight this rule takes."""
+"""Operators with the layouts of data and weight this rule takes, and that of data in planes."""
 DIRECT = 0
 """The algorithm that is no Winograd tile."""
 
@@ -35,12 +34,12 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     """Convolution by a constant to a channels-last result, of channels-last data or of planes; None
     for other layouts and weights."""
     attrs = call.attrs
-    data_layout, kernel_layout = CONVOLUTIONS[str(call.op.name)]
+    data_layout, kernel_layout, plane_layout = CONVOLUTIONS[str(call.op.name)]
     weight = constant_array(call.args[1])
     shape = static_shape(call.args[0])
     if weight is None or shape is None or weight.dtype != np.float32:
         return None
-    planes = str(attrs.data_layout) == PLANES[str(call.op.name)] and int(attrs.groups) == 1
+    planes = str(attrs.data_layout) == plane_layout and int(attrs.groups) == 1
     if not (planes or str(attrs.data_layout) == data_layout):
         return None
     if str(attrs.kernel_layout) != kernel_layout:

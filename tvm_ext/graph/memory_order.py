@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, relax, structural_map, structural_walk, tirx, tvm
+from tvm_ext.tvm_api import (
+    IRModule,
+    element_bytes,
+    relax,
+    structural_map,
+    structural_walk,
+    tirx,
+    tvm,
+)
 
 VIEWS = frozenset({"relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"})
 """Operators whose result is what they take."""
@@ -66,16 +74,21 @@ def storage(steps: Sequence[Step]) -> list[frozenset[int]]:
     """For each step the steps whose memory its result lies in: itself, or what it is a view of."""
     owners: list[frozenset[int]] = []
     for number, step in enumerate(steps):
-        behind = frozenset[int]().union(*(owners[i] for i in step.reads))
+        behind = _needed(step, owners)
         owners.append(frozenset({number}) if step.size_bytes else behind)
     return owners
+
+
+def _needed(step: Step, owners: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The steps whose memory a step reads."""
+    return frozenset[int]().union(*(owners[i] for i in step.reads))
 
 
 def uses(steps: Sequence[Step], owners: Sequence[frozenset[int]]) -> list[int]:
     """For each step how many steps, and the world outside, still need its memory."""
     waiting = [0] * len(steps)
     for number, step in enumerate(steps):
-        for owner in frozenset[int]().union(*(owners[i] for i in step.reads), {number}):
+        for owner in _needed(step, owners) | {number}:
             waiting[owner] += 1
         for owner in owners[number] if step.kept else ():
             waiting[owner] += 1
@@ -86,7 +99,7 @@ def _freed(
     steps: Sequence[Step], owners: Sequence[frozenset[int]], waiting: list[int], number: int
 ) -> list[int]:
     """Counts a step as done; returns the steps whose memory nobody needs any more."""
-    done = frozenset[int]().union(*(owners[i] for i in steps[number].reads), {number})
+    done = _needed(steps[number], owners) | {number}
     for owner in done:
         waiting[owner] -= 1
     return [owner for owner in done if waiting[owner] == 0]
@@ -105,7 +118,7 @@ def greedy_order(steps: Sequence[Step]) -> list[int]:
     order = []
 
     def left(number: int) -> tuple[int, int]:
-        needed = frozenset[int]().union(*(owners[i] for i in steps[number].reads), {number})
+        needed = _needed(steps[number], owners) | {number}
         freed = sum(steps[i].size_bytes for i in needed if waiting[i] == 1)
         return steps[number].size_bytes - freed, number
 
@@ -174,5 +187,4 @@ def type_bytes(ty: Any) -> int:
     extents = getattr(getattr(ty, "shape", None), "values", None)
     if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
         return 0
-    bits = int(tvm.runtime.DataType(str(ty.dtype.dtype)).bits)
-    return prod(int(extent) for extent in extents) * bits // 8
+    return prod(int(extent) for extent in extents) * element_bytes(ty.dtype)

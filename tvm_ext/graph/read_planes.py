@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS
 from tvm_ext.graph.legalise_norm import static_shape
-from tvm_ext.tvm_api import Call, IRModule, constant_array, relax, tvm
-
-PLANES = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
-"""Convolutions, with the layout of data that lies in planes."""
+from tvm_ext.tvm_api import Call, IRModule, constant_array, relax, rewritten, tvm
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReadPlanes")
@@ -30,11 +28,7 @@ class ReadPlanes:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module; transpositions that nothing else uses are dead."""
-        rewriter = _Rewriter(mod, self.most_channels)
-        for variable, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-        return rewriter.builder_.get()
+        return rewritten(mod, _Rewriter(mod, self.most_channels))
 
 
 @relax.expr_functor.mutator
@@ -46,17 +40,16 @@ class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        if name not in PLANES or int(call.attrs.groups) != 1:
+        if name not in CONVOLUTIONS or int(call.attrs.groups) != 1:
             return call
         if static_shape(call.args[0]) is None or constant_array(call.args[1]) is None:
             return call  # `Legalise` leaves it to TVM, which knows one layout for all
-        layout = str(call.attrs.data_layout)
-        source = self._planes(call.args[0])
-        if source is None or str(call.attrs.out_layout) not in ("", layout):
+        layout, kernel_layout, planes = CONVOLUTIONS[name]
+        given = (str(call.attrs.data_layout), str(call.attrs.kernel_layout))
+        if given != (layout, kernel_layout) or str(call.attrs.out_layout) not in ("", layout):
             return call
-        channels_last = layout == PLANES[name].replace("C", "") + "C"
-        channels_last &= str(call.attrs.kernel_layout) == f"O{layout[1:-1]}I"
-        if not channels_last or int(source.ty.shape[1]) > self._most_channels:
+        source = self._planes(call.args[0])
+        if source is None or int(source.ty.shape[1]) > self._most_channels:
             return call
         attrs = call.attrs
         return getattr(relax.op.nn, name.rpartition(".")[2])(
@@ -66,7 +59,7 @@ class _Rewriter(relax.PyExprMutator):
             padding=list(attrs.padding),
             dilation=list(attrs.dilation),
             groups=1,
-            data_layout=PLANES[name],
+            data_layout=planes,
             kernel_layout=attrs.kernel_layout,
             out_layout=layout,
             out_dtype=attrs.out_dtype,

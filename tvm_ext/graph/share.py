@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import IRModule, Tensor, constant_array, relax, tvm
+from tvm_ext.tvm_api import IRModule, Tensor, constant_array, relax, rewritten, tvm
 
 SAMPLES = 64
 """Elements that are looked at before whole arrays are compared."""
@@ -27,11 +27,7 @@ class Share:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """f(x, A); f(y, B) with A = B  →  f(x, A); f(y, A)."""
-        sharing = _Sharing(mod, self.least_bytes)
-        for variable, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                sharing.builder_.update_func(variable, sharing.visit_expr(function))
-        return sharing.builder_.get()
+        return rewritten(mod, _Sharing(mod, self.least_bytes))
 
 
 @relax.expr_functor.mutator

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import GenericConst, IRModule, Tensor, constant_array, relax, tirx
+from tvm_ext.tvm_api import GenericConst, IRModule, Tensor, constant_array, relax, rewritten, tirx
 
 GETTER = "tvm_ext_weight"
 LEAST_BYTES = 1 << 16
@@ -34,10 +33,7 @@ def detach(mod: IRModule) -> tuple[IRModule, list[np.ndarray]]:
     Only those that calls take as arguments: what the model returns must outlive the library.
     """
     found = _Detach(mod)
-    for variable, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            found.builder_.update_func(variable, found.visit_expr(function))
-    return found.builder_.get(), found.arrays
+    return rewritten(mod, found), found.arrays
 
 
 @relax.expr_functor.mutator
@@ -98,7 +94,6 @@ def _row(array: np.ndarray, offset: int) -> str:
     code = {"i": 0, "u": 1, "f": 2, "b": 6}[array.dtype.kind]
     shape = ", ".join(map(str, array.shape))
     bits, rank = 8 * array.itemsize, array.ndim
-    assert prod(array.shape) * array.itemsize == array.nbytes
     return f"{{{offset}LL, {rank}, {{{code}, {bits}, 1}}, (int64_t[]){{{shape}}}}}"
 
 

@@ -10,10 +10,9 @@ mask known at compile time where the index is, and otherwise the same for a whol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from tvm_ext.tir.read import linear
+from tvm_ext.tir.read import linear, terms
 from tvm_ext.tvm_api import (
     Call,
     PrimFunc,
@@ -42,7 +41,7 @@ def guarded(call: Any) -> Any:
     if not (constant and isinstance(load, TensorLoad)):
         return call
     bounded: list[Any] = []
-    for term in _terms(condition):
+    for term in terms(condition):
         if not isinstance(term, _COMPARISONS) or not (_is_linear(term.a) and _is_linear(term.b)):
             return call
         bounded += _variables(term)
@@ -52,14 +51,6 @@ def guarded(call: Any) -> Any:
             index = tirx.max(tirx.min(index, extent - 1), 0)
         indices.append(index)
     return tirx.Select(opaque(condition), tirx.BufferLoad(load.source, indices), otherwise)
-
-
-def _terms(condition: Any) -> Iterator[Any]:
-    if isinstance(condition, tirx.And):
-        yield from _terms(condition.a)
-        yield from _terms(condition.b)
-    else:
-        yield condition
 
 
 def _variables(expr: Any) -> list[Any]:

@@ -71,6 +71,15 @@ def flops(expr: Any) -> float:
     return own + sum(flops(child) for child in children(expr))
 
 
+def terms(condition: Any) -> Iterator[Any]:
+    """What must all hold for the condition to hold, the last first."""
+    if isinstance(condition, tirx.And):
+        yield from terms(condition.b)
+        yield from terms(condition.a)
+    else:
+        yield condition
+
+
 def _guards(expr: Any) -> Iterator[Any]:
     """The terms of every condition outside which the value is zero."""
     if isinstance(expr, Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
@@ -80,13 +89,7 @@ def _guards(expr: Any) -> Iterator[Any]:
     else:
         condition = otherwise = None
     if isinstance(otherwise, tirx.FloatImm) and otherwise.value == 0:
-        terms = [condition]
-        while terms:
-            term = terms.pop()
-            if isinstance(term, tirx.And):
-                terms += [term.a, term.b]
-            else:
-                yield term
+        yield from terms(condition)
     for child in children(expr):
         yield from _guards(child)
 

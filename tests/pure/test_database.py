@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -352,3 +353,23 @@ def test_records_of_different_tasks_in_one_file_do_not_mix(log):
     for n, key in enumerate(keys):
         assert database.records(key.signature, "aaaa00000000") == [record(n, task=key)] * 3
         assert msgspec.structs.asdict(database.best(key.signature, "aaaa00000000"))["task"] == key
+
+
+def test_a_folder_that_another_tuner_makes_meanwhile_is_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It appears right after the first look at it."""
+    root, looked = tmp_path / "logs", []
+
+    def look(path: Path, real: Callable[[Path], bool]) -> bool:
+        found = real(path)
+        if path == root and not looked:
+            looked.append(path)
+            root.mkdir()
+        return found
+
+    for name in ("exists", "is_dir"):
+        real = getattr(Path, name)
+        monkeypatch.setattr(Path, name, lambda path, real=real: look(path, real))
+    assert not files.is_file_log(root)
+    assert looked

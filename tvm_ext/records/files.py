@@ -33,11 +33,9 @@ class CorruptLine(msgspec.Struct, frozen=True):
 
 def is_file_log(root: Path) -> bool:
     """Whether the log at `root` is a single file. LogError if it cannot be a log at all."""
-    if root.is_dir():
-        return False
-    if root.exists() and root.suffix != SUFFIX:
+    if root.suffix != SUFFIX and root.exists() and not root.is_dir():
         raise LogError(f"{root} is no tuning log: give a folder, or a file ending in {SUFFIX}")
-    return root.suffix == SUFFIX
+    return root.suffix == SUFFIX and not root.is_dir()
 
 
 def log_files(root: Path) -> list[Path]:

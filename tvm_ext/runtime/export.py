@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, NamedTuple
@@ -55,18 +55,24 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             built = Path(folder) / path.name
             objects = section(parts.weights, Path(folder), compiler)
 
+            kernels = [f"{folder}/kernel{place}.o" for place in range(len(parts.kernels))]
+
+            def write(first: int) -> None:
+                for place in range(first, len(kernels), workers):
+                    parts.kernels[place].write_to_file(kernels[place])
+
             def link() -> None:
                 from tvm.support import cc
 
                 linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC"])
                 parts.executable.export_library(
-                    str(built),
-                    fcompile=linker,
-                    addons=[*objects, *_objects(parts.kernels, folder)],
-                    workspace_dir=folder,
+                    str(built), fcompile=linker, addons=[*objects, *kernels], workspace_dir=folder
                 )
 
-            failure = _in_child(link)
+            workers = physical_cores()
+            failure = _in_children(
+                [partial(write, first) for first in range(workers)]
+            ) or _in_children([link])
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             os.replace(built, path)
@@ -80,12 +86,19 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
     return path
 
 
-def _in_child(work: Callable[[], Any]) -> str:
-    """Does `work` in a forked child; returns why it failed, or an empty text.
+def _in_children(works: Sequence[Callable[[], None]]) -> str:
+    """Does the works at once, each in a forked child; returns why one failed, or an empty text.
 
-    LLVM ends the process it runs in when it cannot write its object file, on a full disk say.
-    The child has this process' memory, so nothing need be handed over.
+    LLVM ends the process it runs in when it cannot write its object file, on a full disk say, and
+    what other threads of that process do meanwhile fails in any way: hence a process for each.
+    A child has this process' memory, so nothing need be handed over.
     """
+    failures = [_outcome(*child) for child in [_fork(work) for work in works]]
+    return next(filter(None, failures), "")
+
+
+def _fork(work: Callable[[], None]) -> tuple[int, int]:
+    """A child that does `work`: its process id, and where to read what it prints."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,20 +114,17 @@ def _in_child(work: Callable[[], Any]) -> str:
         finally:
             os._exit(code)
     os.close(writer)
+    return child, reader
+
+
+def _outcome(child: int, reader: int) -> str:
+    """Why the child failed, once it has ended, or an empty text."""
     with open(reader, encoding="utf-8", errors="replace") as words:
         lines = [line.strip() for line in words if line.strip()]
     _, status = os.waitpid(child, 0)
     if status == 0:
         return ""
     return lines[-1] if lines else f"the writer died ({os.waitstatus_to_exitcode(status)})"
-
-
-def _objects(kernels: Sequence[Any], folder: str) -> list[str]:
-    """The kernels' object files, written on all cores: each is machine code made anew."""
-    paths = [f"{folder}/kernel{place}.o" for place in range(len(kernels))]
-    with ThreadPoolExecutor(physical_cores()) as pool:
-        list(pool.map(lambda kernel, path: kernel.write_to_file(path), kernels, paths))
-    return paths
 
 
 def _compiler(manifest: Manifest) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tvm_ext.measure import Failure
@@ -28,33 +30,41 @@ def warm_up() -> None:
 
 
 def search(
-    func: PrimFunc, target: Any, trials: int, threads: int, seed: int
+    func: PrimFunc, target: Any, trials: int, threads: int, seed: int, folder: Path | None = None
 ) -> tuple[PrimFunc | None, float]:
     """The best kernel of `trials` measurements, None if none worked, and the seconds it took.
 
     Its runner is a process that inherits TVM_NUM_THREADS, so its kernels run on as many threads as
     ours. Every setting is MetaSchedule's default for the target, but for one: its builders, started
     anew for every round, import the tensor intrinsics first, and on a busy machine that alone takes
-    longer than the 30 s it gives a build.
+    longer than the 30 s it gives a build. A search kept whole in `folder` is not done again.
     """
     from tvm.s_tir.meta_schedule.builder import LocalBuilder
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
     from tvm.s_tir.meta_schedule.tir_integration import compile_tir, tune_tir
 
-    with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
-        start = time.perf_counter()
-        with _quiet():
-            database = tune_tir(
-                func,
-                target,
-                folder,
-                max_trials_global=trials,
-                num_trials_per_iter=min(trials, ROUND),
-                num_tuning_cores=threads,
-                builder=LocalBuilder(timeout_sec=BUILD_TIMEOUT_S),
-                seed=seed,
-            )
-            schedule = compile_tir(database, func, target)
-        elapsed_s = time.perf_counter() - start
+    with tempfile.TemporaryDirectory(prefix="metaschedule-") as temporary:
+        place = folder or Path(temporary)
+        seconds = place / "search_s"
+        if not seconds.exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            start = time.perf_counter()
+            with _quiet():
+                tune_tir(
+                    func,
+                    target,
+                    str(place),
+                    max_trials_global=trials,
+                    num_trials_per_iter=min(trials, ROUND),
+                    num_tuning_cores=threads,
+                    builder=LocalBuilder(timeout_sec=BUILD_TIMEOUT_S),
+                    seed=seed,
+                )
+            seconds.write_text(f"{time.perf_counter() - start:.1f}\n")
+        files = [str(place / f"database_{part}.json") for part in ("workload", "tuning_record")]
+        schedule = compile_tir(JSONDatabase(*files), func, target)
+        elapsed_s = float(seconds.read_text())
     return (schedule.mod["main"] if schedule is not None else None), elapsed_s
 
 

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import metaschedule
 import msgspec
@@ -75,13 +76,15 @@ class Row:
 
 
 class Bench:
-    """Measures operators one after the other, on one machine model."""
+    """Measures operators one after the other, on one machine model. MetaSchedule's searches are
+    kept in the folder `searches` and taken from there, if one is given."""
 
-    def __init__(self, threads: int, seed: int) -> None:
+    def __init__(self, threads: int, seed: int, searches: Path | None = None) -> None:
         self.hardware = msgspec.structs.replace(resolve("cpu"), cores=threads)
         self.target = Target(self.hardware.target)
         self.threads = threads
         self.seed = seed
+        self.searches = searches
 
     def measure(self, workload: Workload, trials: int, plans: int) -> Row:
         """Ours, beside MetaSchedule's after `trials`, or the best of `plans` random ones."""
@@ -95,8 +98,9 @@ class Bench:
         jobs = Jobs(task, self.seed)
         self.timed([mine], jobs, planned.func, row)
         if trials:
+            folder = self.searches and self.searches / f"{trials} trials" / workload.name
             kernel, row.metaschedule_s = metaschedule.search(
-                task.original, self.target, trials, self.threads, self.seed
+                task.original, self.target, trials, self.threads, self.seed, folder
             )
             if kernel is None:
                 row.other_failure = f"none of {trials} trials worked"

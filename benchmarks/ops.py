@@ -123,6 +123,9 @@ def main() -> int:
     )
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--searches", type=Path, metavar="FOLDER", help="keep MetaSchedule's searches, and use them"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     if min(args.trials, args.random) < 0 or min(args.threads, *args.batch) < 1:
@@ -136,7 +139,7 @@ def main() -> int:
     if trials:
         metaschedule.warm_up()
     settings = {"threads": args.threads, "trials": trials, "random": args.random, "seed": args.seed}
-    bench = Bench(args.threads, args.seed)
+    bench = Bench(args.threads, args.seed, args.searches)
     rows: list[Row] = []
     print(HEADER)
     for workload in chosen:

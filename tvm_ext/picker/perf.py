@@ -96,7 +96,7 @@ def register_cycles(
     """Cycles of one pass over a register tile (its unrolled reduce extents included)."""
     wasted = 1 if leaves_holes_out(node, tile) else prod(hole.step for hole in node.holes)
     points = prod(tile.extents) / max(1, lanes) * wasted
-    flops = max(1.0, node.flops_per_point)
+    flops = node.flops_per_point or 1.0
     steps = prod(tile.extents[axis] for axis in node.reduce)
     vectors = points / max(1, steps) / wasted
     loads = 0.0

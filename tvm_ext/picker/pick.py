@@ -35,6 +35,7 @@ from tvm_ext.picker.perf import (
     compute_cycles,
     estimate,
     least_scattered,
+    overlapped_us,
     streaming,
     wants_prefetch,
 )
@@ -101,7 +102,8 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     ranked = sorted(found, key=_latency)
     inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
     ranked = sorted([*inside, *ranked], key=_latency)
-    side = [other for best in ranked[:ATTACHED] for other in side_by_side(graph, best, hardware)]
+    held_up = [one for one in ranked if _unhindered(one) < _latency(ranked[0])]
+    side = [other for one in held_up for other in side_by_side(graph, one, hardware)]
     return least_scattered(graph, sorted([*side, *ranked], key=_latency))[:count]
 
 
@@ -156,6 +158,11 @@ def side_by_side(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> I
 
 def _latency(candidate: Candidate) -> float:
     return candidate.estimate.latency_us
+
+
+def _unhindered(candidate: Candidate) -> float:
+    """The time if nothing but arithmetic and traffic took any."""
+    return overlapped_us(candidate.estimate.compute_us, candidate.estimate.memory_us)
 
 
 def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:

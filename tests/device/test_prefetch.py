@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.dense import dense, pack_matrix
+from tvm_ext.compute.winograd import packed_shape, winograd
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
@@ -83,6 +85,7 @@ def run(func: PrimFunc, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
         ((12, 32, 4), 4),
         ((6, 32, 1), 1),  # 64 steps: half a line each, rounded up
         ((6, 96, 4), 6),  # three panels at a time
+        ((24, 32, 4), 8),  # all rows at once: one pass
     ],
 )
 def test_each_step_asks_for_its_share(register: tuple[int, int, int], lines: int) -> None:
@@ -91,15 +94,9 @@ def test_each_step_asks_for_its_share(register: tuple[int, int, int], lines: int
     assert {str(load.source.name) for load in found} == {"w"}
 
 
-@pytest.mark.parametrize(
-    "register",
-    [
-        (24, 32, 4),  # all rows at once: every panel is used once
-        (6, 16, 4),  # half a panel: the next one is not what follows in memory
-    ],
-)
-def test_nothing_is_asked_for_where_it_cannot_help(register: tuple[int, int, int]) -> None:
-    assert not requests(write(product(), plan_of(register)))
+def test_half_a_panel_is_not_asked_for() -> None:
+    """The next one is not what follows in memory."""
+    assert not requests(write(product(), plan_of((6, 16, 4))))
 
 
 def test_a_plan_decides() -> None:
@@ -129,6 +126,42 @@ def test_requests_cover_the_next_panel_once_and_in_order() -> None:
     for panel in range(COLUMNS // PANEL):
         own = visits[panel * 4 * INNER : (panel + 1) * 4 * INNER]
         assert own == [(panel + 1) * panel_elements + 16 * visit for visit in range(4 * INNER)]
+
+
+def test_the_next_panel_is_the_one_that_the_loops_choose() -> None:
+    """A Winograd product goes through the blocks of channels of its task, then on to the next b:
+    between them lie the panels of other tasks."""
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 128, 128)
+    x = te.placeholder((1, 28, 28, 128), "float32", "x")
+    shape = packed_shape(geometry, LANES, 4)
+    w = te.placeholder(shape, "float32", "w")
+    func = te.create_prim_func([x, w, winograd(x, w, geometry, 4)])
+    prepared = prepare(func)
+    assert prepared is not None
+    plan = next(
+        plan
+        for candidate in pick(prepared.graph, resolve("cpu/x86-avx512"), 1000)
+        if (plan := candidate.plan).order[0] == 5
+        and plan.prefetch
+        and (plan.at("core").extents[5], plan.at("register").extents[5]) == (64, 32)
+    )
+    index = requests(write(func, plan))[0].indices[-1]
+    variables: dict[str, Any] = {}
+    structural_walk(index, (tirx.Var, lambda var: variables.update({str(var.name): var})))
+
+    def panel_after(task: int, a: int, b: int, block: int) -> tuple[int, ...]:
+        values = dict.fromkeys(variables, 0) | {"ax0": a, "ax1": b, "ax5_0": block}
+        values[next(name for name in variables if "fused" in name)] = task
+        known = {variables[name]: tirx.const(value, "int32") for name, value in values.items()}
+        element = int(Analyzer().simplify(substitute(index, known)))
+        return tuple(int(i) for i in np.unravel_index(element, shape))
+
+    rows = 28 // 4 // plan.at("core").extents[3] * (28 // 4 // plan.at("core").extents[4])
+    assert panel_after(0, 0, 0, 0) == (0, 0, 1, 0, 0)
+    assert panel_after(0, 0, 0, 1) == (0, 1, 0, 0, 0)
+    assert panel_after(0, 2, 5, 1) == (3, 0, 0, 0, 0)
+    assert panel_after(rows, 2, 5, 0) == (2, 5, 3, 0, 0)
+    assert panel_after(rows, 2, 5, 1) == (3, 0, 2, 0, 0)
 
 
 def test_results_stay() -> None:

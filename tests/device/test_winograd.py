@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tir import prepare, read, write
-from tvm_ext.tvm_api import PrimFunc, Target, te, tirx, tvm
+from tvm_ext.tvm_api import PrimFunc, Target, structural_walk, te, tirx, tvm
 
 LANES = 16
 BOUNDS = {2: 2e-6, 4: 2e-5}
@@ -78,11 +79,15 @@ def arrays(name: str) -> tuple[np.ndarray, ...]:
 
 
 def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
-    """The picker's first choice, and the best of each form in the first tens."""
+    """The picker's first choice, and the best of each form."""
     graph = read_prepared(program(name, m))
-    plans = [candidate.plan for candidate in pick(graph, resolve(machine), 60)]
-    levels = {plan.attach[0].level: plan for plan in reversed(plans) if plan.rule == "chain"}
-    return list(dict.fromkeys((plans[0], plans[-1], *levels.values())))
+    plans = [candidate.plan for candidate in pick(graph, resolve(machine), 1000)]
+    forms = {
+        (plan.attach[0].level, plan.order[0], plan.at("core").extents[5]): plan
+        for plan in reversed(plans)
+        if plan.rule == "chain"
+    }
+    return list(dict.fromkeys((plans[0], plans[-1], *forms.values())))
 
 
 def read_prepared(func: PrimFunc) -> TileGraph:
@@ -132,6 +137,32 @@ def test_the_chain_is_read_from_its_structure() -> None:
     other = read(te.create_prim_func([plain, total]))
     assert other is not None
     assert transform_chain(other) is None
+
+
+@pytest.mark.parametrize("level", ["core", "root"])
+def test_planes_of_a_power_of_two_lie_odd_lines_apart(level: str) -> None:
+    """Or all planes that a transform touches would share one set of the cache."""
+    func = program("whole tiles", 4)  # 4 x 6 tiles of 32 channels
+    plans = pick(read_prepared(func), resolve("cpu/x86-avx512"), 1000)
+    plan = next(c.plan for c in plans if c.plan.attach[0].level == level)
+    mod = tvm.IRModule({"main": write(func, plan)})
+    for name in (
+        "ConvertBlocksToOpaque",
+        "PlanAndUpdateBufferAllocationLocation",
+        "CompactBufferAllocation",
+    ):
+        mod = getattr(tvm.s_tir.transform, name)()(mod)
+    planes = {}
+
+    def visit(block: Any) -> None:
+        for buffer in block.alloc_buffers:
+            planes[str(buffer.name)] = [int(stride) for stride in buffer.strides]
+
+    structural_walk(mod["main"].body, (tvm.s_tir.SBlock, visit))
+    for name in ("cols_in", "product"):
+        a, b, *_ = planes[name]
+        assert b % 32 == 16
+        assert a == 6 * b
 
 
 def test_refuses_plans_that_leave_tails() -> None:

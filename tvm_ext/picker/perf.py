@@ -36,7 +36,7 @@ TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0
 """Starting another piece of the output: loop control, lines and pages shared with neighbours."""
-PASS_CYCLES = 3.0
+PASS_CYCLES = 8.0
 """Starting another pass of a window over its register tile: masks, addresses, a branch."""
 TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""

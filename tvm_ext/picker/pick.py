@@ -74,6 +74,8 @@ PRODUCT_REGISTERS = 2
 which multiplies by a lane of a register, the registers that rows are loaded into."""
 WINDOW_ROWS = 2
 """Rows of outputs that share the taps of a small window."""
+WINDOW_EDGE = 2
+"""Inputs of a row that a small window reads beyond its outputs."""
 TAIL_STATEMENTS = 64
 """Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
@@ -302,6 +304,11 @@ def register_tiles(
                     unroll = prod(step.values())
                     if unroll > 1 and accumulators * unroll > BODY_VECTORS:
                         continue
+                    operands = (unroll + height + WINDOW_EDGE) * vectors
+                    if holds_window(node, step) and (
+                        stack == 1 or accumulators + operands > hw.vector_registers
+                    ):
+                        continue
                     extents = [1] * len(node.axes)
                     for axis, size in ((vector, width), (last, height), (before, stack)):
                         if axis is not None:
@@ -309,6 +316,14 @@ def register_tiles(
                     for axis, size in step.items():
                         extents[axis] = size
                     yield Tile(tuple(extents))
+
+
+def holds_window(node: TileNode, step: dict[int, int]) -> bool:
+    """Whether one pass takes a small window whole: the compiler then keeps its weights in registers
+    from one register tile to the next, beside a row of inputs."""
+    return is_small_window(node) and all(
+        step.get(axis, 1) == node.axes[axis].extent for axis in node.reduce
+    )
 
 
 def hollow_tiles(

@@ -1,6 +1,7 @@
 """The analytical picker: from tile graph and hardware model to ranked plans (Roller, OSDI'22).
 
   align  the few extents worth considering on a machine
+  register  the register tiles made of them
   perf   the time of a tiled stage from tile numbers alone
   chain  a product between two transforms (Winograd)
   gpu    the same for thread blocks; gpu_perf the time of one

@@ -7,7 +7,6 @@ performance model, then core tiles are grown around the best of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from math import prod
 
 import msgspec
@@ -17,9 +16,6 @@ from tvm_ext.picker.align import (
     core_extents,
     lanes_for,
     packed_divisor,
-    reduce_steps,
-    row_extents,
-    vector_extents,
 )
 from tvm_ext.picker.anchor import (
     choose_anchor,
@@ -39,13 +35,13 @@ from tvm_ext.picker.perf import (
     streaming,
     wants_prefetch,
 )
+from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
     has_no_gaps,
     is_flat,
-    is_small_window,
     loops_in_use,
     pads_whole_vectors,
     producers,
@@ -62,22 +58,6 @@ ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
 EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
-BODY_VECTORS = 128
-"""Vector operations in an unrolled body: beyond it instruction fetch limits (461 against 518
-GFLOP/s at 208 operations, 13 x 2 vectors by 8, on Zen 5)."""
-SCRATCH_REGISTERS = 16
-"""One register in so many is what LLVM's scheduler keeps operands in flight with. One accumulator
-too many goes through memory at every step and bounds the loop (of 32 registers 14 x 2 vectors reach
-99 % of peak, 7 x 4 vectors 55 %)."""
-PRODUCT_REGISTERS = 2
-"""Where products are no part of the addition, what holds one, and the copy it destroys; on Arm,
-which multiplies by a lane of a register, the registers that rows are loaded into."""
-WINDOW_ROWS = 2
-"""Rows of outputs that share the taps of a small window."""
-WINDOW_EDGE = 2
-"""Inputs of a row that a small window reads beyond its outputs."""
-TAIL_STATEMENTS = 64
-"""Statements of a register tile whose vectors may be cut: a cut vector runs lane by lane."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
@@ -268,90 +248,6 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
             yield Candidate(plan, estimate(graph, plan, hw))
 
 
-def register_tiles(
-    node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
-) -> Iterator[Tile]:
-    """Aligned register tiles whose accumulators fit the register file."""
-    if hollow := list(hollow_tiles(node, vector, lanes, hw)):
-        yield from hollow
-        return
-    rows = row_axes(node, vector)
-    last = rows[-1] if rows else None
-    before = rows[-2] if len(rows) > 1 else None
-    divisor = packed_divisor(node, vector) if vector is not None else 0
-    wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
-    steps = reduce_steps(node)
-    usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS
-    if hw.kind == "arm" or "fma" not in hw.isa:
-        usable -= PRODUCT_REGISTERS
-    for width in wide:
-        vectors = max(1, width // max(1, lanes))
-        budget = max(1, (usable - vectors) // vectors)
-        if node.kind == "map":
-            budget = 4
-        if vector is not None and node.axes[vector].extent % lanes:
-            budget = min(budget, max(1, TAIL_STATEMENTS // width))
-        for height in row_extents(node.axes[last].extent, budget) if last is not None else [1]:
-            stacks = [1]
-            if before is not None and last is not None:
-                whole = height == node.axes[last].extent
-                most = budget // height if whole else min(WINDOW_ROWS, budget // height)
-                if whole or is_small_window(node):
-                    stacks = row_extents(node.axes[before].extent, max(1, most))
-            for stack in stacks:
-                accumulators = -(-width // lanes) * height * stack
-                for step in steps:
-                    unroll = prod(step.values())
-                    if unroll > 1 and accumulators * unroll > BODY_VECTORS:
-                        continue
-                    operands = (unroll + height + WINDOW_EDGE) * vectors
-                    if holds_window(node, step) and (
-                        stack == 1 or accumulators + operands > hw.vector_registers
-                    ):
-                        continue
-                    extents = [1] * len(node.axes)
-                    for axis, size in ((vector, width), (last, height), (before, stack)):
-                        if axis is not None:
-                            extents[axis] = size
-                    for axis, size in step.items():
-                        extents[axis] = size
-                    yield Tile(tuple(extents))
-
-
-def holds_window(node: TileNode, step: dict[int, int]) -> bool:
-    """Whether one pass takes a small window whole: the compiler then keeps its weights in registers
-    from one register tile to the next, beside a row of inputs."""
-    return is_small_window(node) and all(
-        step.get(axis, 1) == node.axes[axis].extent for axis in node.reduce
-    )
-
-
-def hollow_tiles(
-    node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
-) -> Iterator[Tile]:
-    """Register tiles in which it is known of each iteration whether it adds zero: unrolled along
-    the taps, and along their space axes in whole steps. One vector wide: of several the compiler
-    keeps too many weights in registers (1.6 times slower)."""
-    if vector is None or not node.holes:
-        return
-    sizes = [1] * len(node.axes)
-    sizes[vector] = min(lanes, node.axes[vector].extent)
-    for hole in node.holes:
-        sizes[hole.reduce] = node.axes[hole.reduce].extent
-    usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS - 1
-    whole = [node.axes[hole.space].extent for hole in node.holes]
-    choices = [
-        range(hole.step, min(usable, extent) + 1, hole.step)
-        for hole, extent in zip(node.holes, whole, strict=True)
-    ]
-    for extents in product(*choices):
-        if prod(extents) <= usable:
-            tile = list(sizes)
-            for hole, extent in zip(node.holes, extents, strict=True):
-                tile[hole.space] = extent
-            yield Tile(tuple(tile))
-
-
 def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Tile]:
     """Core tiles that cut one axis, with a tail of whole register tiles or not, or two axes without
     one."""
@@ -368,13 +264,6 @@ def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Ti
             for other in space:
                 if other < axis and full[axis] % size == 0 == full[other] % register.extents[other]:
                     yield Tile((*cut[:other], register.extents[other], *cut[other + 1 :]))
-
-
-def row_axes(node: TileNode, vector: int | None) -> list[int]:
-    """Axes to stack vectors along: those whose neighbours share an operand, if there are any."""
-    rows = [axis for axis in node.space if axis != vector and node.axes[axis].extent > 1]
-    shared = [axis for axis in rows if not all(access.uses(axis) for access in node.reads)]
-    return shared or rows
 
 
 def _orders(graph: TileGraph, node: TileNode, vector: int | None) -> tuple[int, ...]:

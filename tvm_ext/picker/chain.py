@@ -1,15 +1,16 @@
 """Plans for a product between two transforms (Winograd), and their predicted time.
 
-Two forms compete. With every stage inside the core tile, transformed data stays in cache and each
-core tile reads all weights, one block of channels after another. With every stage a phase of its
-own, weights are read once and the transformed data goes through memory twice. The smaller traffic
-wins.
+Three forms compete. With every stage inside the core tile, transformed data stays in cache and
+each core tile reads all weights, one block of channels after another. With blocks of channels
+first, each core has weights of its own and transforms the input for each of its blocks. With every
+stage a phase of its own, weights are read once and the transformed data goes through memory twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil, prod
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +26,7 @@ from tvm_ext.picker.perf import (
     with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import TransformChain, even_lanes
+from tvm_ext.tile.classify import CHANNELS_FIRST, IMAGE_FIRST, TransformChain, even_lanes
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
@@ -41,68 +42,69 @@ _CHANNELS = 5
 def chain_plans(
     graph: TileGraph, chain: TransformChain, registers: list[Tile], lanes: int, hw: HardwareModel
 ) -> Iterator[TilePlan]:
-    """Both forms for each register tile, core tiles that leave no tail at the image's border."""
+    """All forms for each register tile, core tiles that leave no tail at the image's border."""
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
-    if product.extents[_CHANNELS] != last.extents[-1]:
+    a, b, *images, width, depth = product.extents
+    if width != last.extents[-1]:
         return
     stages = [stage for stage in range(len(graph.nodes)) if stage != chain.product]
+
+    def plan(core: Tile, register: Tile, order: tuple[int, ...], level: str) -> TilePlan:
+        return TilePlan(
+            rule="chain",
+            anchor=chain.product,
+            tiles=(LevelTile("core", core), LevelTile("register", register)),
+            order=order,
+            parallel=4 if order == CHANNELS_FIRST else 3,
+            lanes=lanes,
+            unroll=register.extents[-1],
+            attach=tuple(Attach(stage, level) for stage in stages),
+            prefetch=wants_prefetch(graph, product, core, register),
+        )
+
     for register in registers:
-        for rows in _cuts(product.extents[3], last.extents[1], chain.m):
-            for columns in _cuts(product.extents[4], last.extents[2], chain.m):
-                if rows % register.extents[3] and rows != product.extents[3]:
-                    continue
-                if columns % register.extents[4] and columns != product.extents[4]:
-                    continue
-                for channels in _channel_blocks(product.extents[_CHANNELS], register):
-                    core = Tile(
-                        (*product.extents[:2], 1, rows, columns, channels, product.extents[6])
-                    )
-                    orders = [(2, 3, 4, 5, 0, 1, 6)]
-                    if channels < product.extents[_CHANNELS]:
-                        orders.append((5, 2, 3, 4, 0, 1, 6))
-                    for order in orders:
-                        yield _plan(graph, chain, core, register, order, lanes, stages, "core")
-        for blocks in (1, 2, 4):
-            if product.extents[_CHANNELS] % (register.extents[_CHANNELS] * blocks) == 0:
-                channels = register.extents[_CHANNELS] * blocks
-                core = Tile((1, 1, *product.extents[2:5], channels, product.extents[6]))
-                yield _plan(
-                    graph, chain, core, register, (0, 1, 5, 2, 3, 4, 6), lanes, stages, "root"
-                )
+        step = register.extents[_CHANNELS]
+        blocks = [step * count for count in (1, 2, 4) if width % (step * count) == 0]
+        for rows in _cuts(images[1], last.extents[1], chain.m, register.extents[3]):
+            for columns in _cuts(images[2], last.extents[2], chain.m, register.extents[4]):
+                for channels in sorted({*blocks[:2], width}):
+                    core = Tile((a, b, 1, rows, columns, channels, depth))
+                    yield plan(core, register, IMAGE_FIRST, "core")
+                    if channels < width:
+                        yield plan(core, register, CHANNELS_FIRST, "core")
+        for channels in blocks:
+            core = Tile((1, 1, *images, channels, depth))
+            yield plan(core, register, (0, 1, 5, 2, 3, 4, 6), "root")
 
 
-def _cuts(tiles: int, outputs: int, m: int) -> list[int]:
+def _cuts(tiles: int, outputs: int, m: int, step: int) -> list[int]:
     """Tile counts of a core tile along one side of the image: no tail, or all of it."""
-    return [n for n in range(1, tiles + 1) if n == tiles or outputs % (n * m) == 0]
+    return [
+        n for n in range(1, tiles + 1) if n == tiles or (outputs % (n * m) == 0 and n % step == 0)
+    ]
 
 
-def _channel_blocks(extent: int, register: Tile) -> list[int]:
-    """Channels whose products a core tile holds at a time: all, or an even share."""
-    width = register.extents[_CHANNELS]
-    return sorted({extent, *(size for size in (width, 2 * width) if extent % size == 0)})
+class _Work(NamedTuple):
+    """What a chain has to do, however it is cut: bytes, and cycles of one core."""
+
+    data: int
+    results: int
+    weight: int
+    outside: int
+    before: float
+    """Transforming the input."""
+    after: float
+    """Transforming the products."""
 
 
-def _plan(
-    graph: TileGraph,
-    chain: TransformChain,
-    core: Tile,
-    register: Tile,
-    order: tuple[int, ...],
-    lanes: int,
-    stages: list[int],
-    level: str,
-) -> TilePlan:
-    return TilePlan(
-        rule="chain",
-        anchor=chain.product,
-        tiles=(LevelTile("core", core), LevelTile("register", register)),
-        order=order,
-        parallel=3,
-        lanes=lanes,
-        unroll=register.extents[-1],
-        attach=tuple(Attach(stage, level) for stage in stages),
-        prefetch=wants_prefetch(graph, graph.nodes[chain.product], core, register),
-    )
+class _Phases(NamedTuple):
+    """Nanoseconds that the busiest core's traffic takes, beside the product and beside the
+    transforms; cycles of the transforms; what launches and handing data over add."""
+
+    product_ns: float
+    transforms_ns: float
+    transforms_cycles: float
+    launch_us: float
 
 
 def chain_estimate(
@@ -110,50 +112,79 @@ def chain_estimate(
 ) -> Estimate:
     """Predicted time of a chain plan on `hw`."""
     product = graph.nodes[chain.product]
-    core = plan.at("core")
-    inside = plan.attach[0].level == "core"
+    core, register = plan.at("core"), plan.at("register")
     counts = core.counts(product.axes)
-    blocks = counts[_CHANNELS]
-    apart = inside and plan.order[0] != _CHANNELS
-    tasks = prod(counts[axis] for axis in product.space) // (blocks if apart else 1)
+    tiles = prod(counts[axis] for axis in product.space)
+    inside = plan.attach[0].level == "core"
+    blocks = counts[_CHANNELS] if inside and plan.order[0] != _CHANNELS else 1
+    tasks = tiles // blocks
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
-    register = plan.at("register")
-    tiles = waves * (blocks if apart else 1)
-    cycles = tiles * compute_cycles(graph, product, core, register, plan.lanes, hw)
-    before = _transform_cycles(graph, (chain.rows_in, chain.cols_in), plan, hw)
-    after = _transform_cycles(graph, (chain.rows_out, chain.last), plan, hw)
-    data = graph.tensors[graph.nodes[chain.cols_in].write.tensor].size_bytes
-    results = graph.tensors[product.write.tensor].size_bytes
-    weight = sum(graph.tensors[read.tensor].size_bytes for read in product.reads) - data
-    outside = graph.io_bytes - weight
+    work = _work(graph, chain, plan, hw)
     if inside:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
-        again = 1 if apart else blocks
-        read = weight if apart else weight / blocks
-        held = (data + results / blocks) * part
-        near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
-        far = holding_gbps(hw, (held + read) / USABLE, 1, sharing=cores)
-        used = (data * blocks + results) * part / again
-        moved = (data + (results + outside) / again) * part
-        multiply = (cycles, waves * (read / far + used / near))
-        move = ((before * again + after) * waves / tasks, waves * moved / near)
-        launch_us = hw.launch_us
+        phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
     else:
-        rate = holding_gbps(hw, (data + results + outside) / USABLE, cores)
-        multiply = (cycles, (data + results) / rate)
-        move = ((before + after) / cores, (data + results + outside) / rate)
-        handed_on = (data + results) * (cores - 1) / cores**2
-        launch_us = 3 * hw.launch_us + handed_on / (EXCHANGE * hw.levels[-2].gbps * 1e3)
-    multiply = (cycles, max(multiply[1], tiles * _first_level_ns(core, register, hw)))
-    latency_us, compute_us, memory_us = launch_us, 0.0, 0.0
-    for phase_cycles, phase_ns in (multiply, move):
+        phases = _at_root(work, cores, hw)
+    near_ns = waves * blocks * _first_level_ns(core, register, hw)
+    cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
+    latency_us, compute_us, memory_us = phases.launch_us, 0.0, 0.0
+    for phase_cycles, phase_ns in (
+        (cycles, max(phases.product_ns, near_ns)),
+        (phases.transforms_cycles, phases.transforms_ns),
+    ):
         busy_us, wait_us = phase_cycles / clock_ghz(hw) / 1e3, phase_ns / 1e3
         latency_us += overlapped_us(busy_us, wait_us)
         compute_us, memory_us = compute_us + busy_us, memory_us + wait_us
     latency_us = with_cold_weights(graph, product, plan, hw, latency_us)
     bound = "compute" if compute_us >= memory_us else "memory"
     return Estimate(latency_us, compute_us, memory_us, bound)
+
+
+def _work(graph: TileGraph, chain: TransformChain, plan: TilePlan, hw: HardwareModel) -> _Work:
+    product = graph.nodes[chain.product]
+    data = graph.tensors[graph.nodes[chain.cols_in].write.tensor].size_bytes
+    weight = sum(graph.tensors[read.tensor].size_bytes for read in product.reads) - data
+    return _Work(
+        data=data,
+        results=graph.tensors[product.write.tensor].size_bytes,
+        weight=weight,
+        outside=graph.io_bytes - weight,
+        before=_transform_cycles(graph, (chain.rows_in, chain.cols_in), plan, hw),
+        after=_transform_cycles(graph, (chain.rows_out, chain.last), plan, hw),
+    )
+
+
+def _inside(
+    work: _Work, part: float, blocks: int, again: int, waves: int, cores: int, hw: HardwareModel
+) -> _Phases:
+    """Every stage inside the core tile. A task takes `part` of the image and `blocks` blocks of
+    channels; the input is transformed `again` and again for the others."""
+    weight = work.weight / again
+    held = (work.data + work.results / again / blocks) * part
+    near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
+    far = holding_gbps(hw, (held + weight) / USABLE, 1, sharing=cores)
+    used = (work.data * blocks + work.results / again) * part
+    moved = (work.data + (work.results + work.outside) / again) * part
+    return _Phases(
+        product_ns=waves * (weight / far + used / near),
+        transforms_ns=waves * moved / near,
+        transforms_cycles=(work.before + work.after / again) * waves * part,
+        launch_us=hw.launch_us,
+    )
+
+
+def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
+    """Every stage a phase of its own: of what a core reads others have written their share."""
+    through = work.data + work.results
+    rate = holding_gbps(hw, (through + work.outside) / USABLE, cores)
+    handed_on_us = through * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
+    return _Phases(
+        product_ns=through / rate,
+        transforms_ns=(through + work.outside) / rate,
+        transforms_cycles=(work.before + work.after) / cores,
+        launch_us=3 * hw.launch_us + handed_on_us,
+    )
 
 
 def _first_level_ns(core: Tile, register: Tile, hw: HardwareModel) -> float:

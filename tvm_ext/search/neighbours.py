@@ -8,7 +8,15 @@ from itertools import chain
 import msgspec
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import cut_axis, loops_in_use, packed_reads, producers, stageable
+from tvm_ext.tile.classify import (
+    CHANNELS_FIRST,
+    IMAGE_FIRST,
+    cut_axis,
+    loops_in_use,
+    packed_reads,
+    producers,
+    stageable,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
@@ -54,7 +62,11 @@ def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
 
 
 def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Two neighbouring axes of one kind change places."""
+    """Two neighbouring axes of one kind change places; a chain's channels come first or not."""
+    if plan.rule == "chain" and plan.order in (IMAGE_FIRST, CHANNELS_FIRST):
+        image = plan.order == CHANNELS_FIRST
+        order, parallel = (IMAGE_FIRST, 3) if image else (CHANNELS_FIRST, 4)
+        yield msgspec.structs.replace(plan, order=order, parallel=parallel)
     if plan.rule != "tile":
         return
     for place in range(len(plan.order) - 1):

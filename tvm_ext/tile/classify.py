@@ -251,6 +251,9 @@ class TransformChain(NamedTuple):
     """Outputs of a tile along each of the last stage's axes 1 and 2."""
 
 
+IMAGE_FIRST = (2, 3, 4, 5, 0, 1, 6)
+CHANNELS_FIRST = (5, 2, 3, 4, 0, 1, 6)
+"""Orders of a chain's product: tasks are parts of the image, or each block of channels of them."""
 _CHAIN = ("map", "map", "reduce", "map", "map")
 _PRODUCT_RANK = 7
 """a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""

@@ -25,7 +25,12 @@ from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import TransformChain, even_lanes, transform_chain
+from tvm_ext.tile.classify import (
+    CHANNELS_FIRST,
+    TransformChain,
+    even_lanes,
+    transform_chain,
+)
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
@@ -60,15 +65,8 @@ def write_chain(prepared: Prepared, plan: TilePlan) -> None:
     channels = core.extents[5] if inside else lanes_out
     if inside:
         _check_cut(product, last, chain, core, lanes_out)
-    first = plan.order.index(5) < plan.order.index(2)
-    task, block = _write_last(
-        prepared,
-        chain,
-        (rows, columns, channels),
-        lanes_out,
-        apart=inside and not first,
-        channels_first=inside and first,
-    )
+    grid = "bnhw" if plan.order == CHANNELS_FIRST else "nhw" if inside else "nhwb"
+    task, block = _write_last(prepared, chain, (rows, columns, channels), lanes_out, grid)
     blocks = prepared.blocks
     if inside:
         schedule.compute_at(blocks[chain.product], block, preserve_unit_loops=True)
@@ -97,36 +95,29 @@ def _check_cut(
 
 
 def _write_last(
-    prepared: Prepared,
-    chain: TransformChain,
-    tile: tuple[int, int, int],
-    lanes: int,
-    *,
-    apart: bool,
-    channels_first: bool,
+    prepared: Prepared, chain: TransformChain, tile: tuple[int, int, int], lanes: int, grid: str
 ) -> tuple[Any, Any]:
     """The last stage over boxes of so many tiles of rows, of columns and so many channels, rows_out
-    in registers. Returns the loop over tasks and the one over their blocks of channels: if not
-    `apart`, every block is a task."""
+    in registers. Returns the loop over tasks and the one over their blocks of channels. `grid` says
+    what tasks are: boxes of the image n, h, w with all blocks b, or single blocks of them."""
     schedule, m = prepared.schedule, chain.m
     last, rows_out = prepared.blocks[chain.last], prepared.blocks[chain.rows_out]
     batch, height, width, channels = schedule.get_loops(last)
     height_outer, height_tile, height_point = schedule.split(height, [None, tile[0], m])
     width_outer, width_tile, width_point = schedule.split(width, [None, tile[1], m])
     block, chunk, lane = schedule.split(channels, [None, tile[2] // lanes, lanes])
-    image = (batch, height_outer, width_outer)
-    grid = (block, *image) if channels_first else (*image, block)
-    schedule.reorder(*grid, height_tile, width_tile, chunk, height_point, width_point, lane)
+    loops = {"n": batch, "h": height_outer, "w": width_outer, "b": block}
+    tasks = [loops[name] for name in grid]
+    rest = [loop for name, loop in loops.items() if name not in grid]
+    schedule.reorder(*tasks, *rest, height_tile, width_tile, chunk, height_point, width_point, lane)
     schedule.set_scope(rows_out, 0, "local")
     schedule.compute_at(rows_out, chunk)
     _unroll_inner(schedule, rows_out, 2)
     schedule.unroll(height_point)
     schedule.unroll(width_point)
     schedule.vectorize(lane)
-    if apart:
-        return schedule.fuse(*image), block
-    task = schedule.fuse(*grid)
-    return task, task
+    task = schedule.fuse(*tasks)
+    return task, rest[0] if rest else task
 
 
 def _write_product(

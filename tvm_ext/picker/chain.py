@@ -16,6 +16,7 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import (
+    EXCHANGE,
     USABLE,
     Estimate,
     clock_ghz,
@@ -31,9 +32,6 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 FLOAT_BYTES = 4
-EXCHANGE = 0.3
-"""Part of the last cache's bandwidth at which a core gets what another one has just written: from
-nearly all of it to 0.15, as the cores share a cache or not."""
 _SPACE = (2, 3, 4)
 """Axes of the product that count tiles: n, ty, tx."""
 _CHANNELS = 5

@@ -24,7 +24,7 @@ from tvm_ext.tile.classify import (
     whole_reduction,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
-from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
@@ -53,6 +53,9 @@ OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
 USABLE = 0.8
 """Part of a cache a tile may count on."""
+EXCHANGE = 0.3
+"""Part of the last cache's bandwidth at which a core gets what another one has just written: from
+nearly all of it to 0.15, as the cores share a cache or not."""
 CROWDED_STALL = 0.5
 """Part of the time of bytes in crowded rows that holds the work up: no hardware prefetcher follows
 short rows far apart."""
@@ -191,6 +194,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     if graph.io_bytes < hw.levels[-2].size_bytes * KEPT:  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     latency_us += launch_us + prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
+    latency_us += exchange_us(graph, plan, hw)
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 
@@ -251,6 +255,34 @@ def with_cold_weights(
     if plan.prefetch:
         return overlapped_us(latency_us, reading_us)
     return latency_us + reading_us
+
+
+def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time in which the busiest core gets activations from the caches of those that wrote them.
+
+    Stages share rows out, the first axis of a tensor, unless something speaks against it: a core
+    then finds the rows it reads where it wrote them. Of anything else others have their share.
+    """
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    counts = core.counts(node.axes)
+    cut = [axis for axis in plan.order if axis in node.space and counts[axis] > 1]
+    if not plan.parallel or hw.cores == 1 or not cut:
+        return 0.0
+    packed = {access.tensor for access in packed_reads(node)}
+    total = 0.0
+    for access in (*node.reads, node.write):
+        tensor = graph.tensors[access.tensor]
+        if access.tensor in packed or _leads(access, cut[0], tensor.shape):
+            continue
+        share = 1 / hw.cores if access.uses(cut[0]) else 1.0
+        total += tensor.size_bytes * share * (hw.cores - 1) / hw.cores
+    return total / (EXCHANGE * hw.levels[-2].gbps * 1e3)
+
+
+def _leads(access: Access, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether the axis moves along the first dimension of a tensor that has several elements."""
+    first = next((dim for dim, extent in zip(access.dims, shape, strict=True) if extent > 1), None)
+    return first is not None and first.uses(axis)
 
 
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:

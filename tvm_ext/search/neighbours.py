@@ -64,9 +64,8 @@ def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
 def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
     """Two neighbouring axes of one kind change places; a chain's channels come first or not."""
     if plan.rule == "chain" and plan.order in (IMAGE_FIRST, CHANNELS_FIRST):
-        image = plan.order == CHANNELS_FIRST
-        order, parallel = (IMAGE_FIRST, 3) if image else (CHANNELS_FIRST, 4)
-        yield msgspec.structs.replace(plan, order=order, parallel=parallel)
+        other, parallel = (CHANNELS_FIRST, 4) if plan.order == IMAGE_FIRST else (IMAGE_FIRST, 3)
+        yield msgspec.structs.replace(plan, order=other, parallel=parallel)
     if plan.rule != "tile":
         return
     for place in range(len(plan.order) - 1):

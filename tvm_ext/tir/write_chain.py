@@ -72,11 +72,11 @@ def write_chain(prepared: Prepared, plan: TilePlan) -> None:
         schedule.compute_at(blocks[chain.product], block, preserve_unit_loops=True)
         schedule.compute_at(blocks[chain.cols_in], task, preserve_unit_loops=True)
     sweep = _write_product(schedule, blocks[chain.product], product, plan, parallel=not inside)
-    grid = _write_input(prepared, chain, lanes_in)
+    transforms = _write_input(prepared, chain, lanes_in)
     if plan.parallel:
         schedule.parallel(task)
         if not inside:
-            schedule.parallel(schedule.fuse(*grid))
+            schedule.parallel(schedule.fuse(*transforms))
     schedule.decompose_reduction(blocks[chain.product], sweep)
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, pick
-from tvm_ext.picker.perf import EXCHANGE, TOLD_APART, exchange_us, pieces
+from tvm_ext.picker.perf import TOLD_APART, pieces
+from tvm_ext.picker.traffic import EXCHANGE, exchange_us
 from tvm_ext.tile import TileGraph, encode_plan
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.plan import LevelTile

@@ -2,7 +2,7 @@
 
   align  the few extents worth considering on a machine
   register  the register tiles made of them
-  perf   the time of a tiled stage from tile numbers alone
+  perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
   chain  a product between two transforms (Winograd)
   gpu    the same for thread blocks; gpu_perf the time of one
   pick   which stage to tile, by which rule, with which tiles
@@ -10,15 +10,10 @@
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import (
-    PREFETCH_BYTES,
-    Candidate,
-    Estimate,
-    estimate,
-    packed_bytes,
-)
+from tvm_ext.picker.perf import Candidate, Estimate, estimate
 from tvm_ext.picker.pick import pick
 from tvm_ext.picker.predict import predict
+from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
 
 __all__ = [
     "PREFETCH_BYTES",

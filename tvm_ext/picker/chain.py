@@ -15,12 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import (
+from tvm_ext.picker.perf import USABLE, Estimate, clock_ghz, compute_cycles
+from tvm_ext.picker.traffic import (
     EXCHANGE,
-    USABLE,
-    Estimate,
-    clock_ghz,
-    compute_cycles,
     holding_gbps,
     overlapped_us,
     wants_prefetch,

@@ -26,17 +26,10 @@ from tvm_ext.picker.anchor import (
 )
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
-from tvm_ext.picker.perf import (
-    Candidate,
-    compute_cycles,
-    estimate,
-    least_scattered,
-    overlapped_us,
-    streaming,
-    wants_prefetch,
-)
+from tvm_ext.picker.perf import Candidate, compute_cycles, estimate, least_scattered, streaming
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
+from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,

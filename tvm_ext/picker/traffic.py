@@ -1,0 +1,164 @@
+"""What data costs on its way: weights from memory, activations from other cores, copies.
+
+Terms of the performance model (`perf`) beside the traffic of the loop nest itself.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import packed_reads, producers, sharing_axes, whole_reduction
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.infer import propagate, region
+from tvm_ext.tile.plan import TilePlan
+
+STREAMED = 0.8
+"""Part of DRAM's bandwidth that is left for weights beside the work on them (16.8 MB in 333 us and
+37.7 MB in 700 us of a 62 GB/s memory)."""
+PREFETCH_BYTES = 1 << 17
+"""Smaller weights arrive sooner than asking for them pays."""
+PREFETCH_ROWS = 4
+"""Multiplications by each vector of weights that hide a request for the next one."""
+OVERLAP_LOSS = 0.15
+"""Part of the shorter of compute and memory time that is not hidden behind the longer."""
+EXCHANGE = 0.3
+"""Part of the last cache's bandwidth at which a core gets what another one has just written: from
+nearly all of it to 0.15, as the cores share a cache or not."""
+STAGING_READS = 2.0
+"""Time of reading rows that lie apart, beside reading as many bytes in a row."""
+
+
+def overlapped_us(first_us: float, second_us: float) -> float:
+    """Time of two things at once, each of which hinders the other a little."""
+    return max(first_us, second_us) + OVERLAP_LOSS * min(first_us, second_us)
+
+
+def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
+    """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes.
+
+    `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
+    together).
+    """
+    held = {True: size_bytes * (sharing or 1), False: size_bytes}
+    source = next(
+        (x for x in hw.levels[1:] if held[x.shared] <= x.size_bytes * (1 if x.shared else cores)),
+        hw.levels[-1],
+    )
+    rate = source.gbps * cores
+    return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
+
+
+def packed_bytes(graph: TileGraph, node: TileNode) -> int:
+    """Bytes of the packed operands."""
+    tensors = {access.tensor for access in packed_reads(node)}
+    return sum(graph.tensors[tensor].size_bytes for tensor in tensors)
+
+
+def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> bool:
+    """Whether asking for panels ahead pays: there are many, and enough rows go over each, in
+    several passes or in the only one there is."""
+    sharing = sharing_axes(node)
+    rows = prod(core.extents[axis] for axis in sharing)
+    passes = prod(-(-core.extents[axis] // register.extents[axis]) for axis in sharing)
+    only = all(core.extents[axis] == node.axes[axis].extent for axis in sharing)
+    enough = packed_bytes(graph, node) >= PREFETCH_BYTES and rows >= PREFETCH_ROWS
+    return enough and (passes > 1 or only)
+
+
+def with_cold_weights(
+    graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel, latency_us: float
+) -> float:
+    """The time with packed operands in DRAM, as they are when a model's layers take turns.
+
+    Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
+    at that of one. Panels asked for ahead arrive during the work, others hold it up.
+    """
+    size_bytes = packed_bytes(graph, node)
+    core = plan.at("core")
+    dram = hw.levels[-1]
+    counts = core.counts(node.axes)
+    sharing = sharing_axes(node)
+    first = next((axis for axis in plan.order if counts[axis] > 1), plan.order[0])
+    apart = first not in sharing and counts[first] % hw.cores == 0
+    together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
+    rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
+    reading_us = size_bytes / (rate * STREAMED * 1e3)
+    if plan.prefetch:
+        return overlapped_us(latency_us, reading_us)
+    return latency_us + reading_us
+
+
+def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time in which the busiest core gets activations from the caches of those that wrote them.
+
+    Stages share rows out, the first axis of a tensor, unless something speaks against it: a core
+    then finds the rows it reads where it wrote them. Of anything else others have their share.
+    """
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    counts = core.counts(node.axes)
+    cut = [axis for axis in plan.order if axis in node.space and counts[axis] > 1]
+    if not plan.parallel or hw.cores == 1 or not cut:
+        return 0.0
+    packed = {access.tensor for access in packed_reads(node)}
+    total = 0.0
+    for access in (*node.reads, node.write):
+        tensor = graph.tensors[access.tensor]
+        if access.tensor in packed or _leads(access, cut[0], tensor.shape):
+            continue
+        share = 1 / hw.cores if access.uses(cut[0]) else 1.0
+        total += tensor.size_bytes * share * (hw.cores - 1) / hw.cores
+    return total / (EXCHANGE * hw.levels[-2].gbps * 1e3)
+
+
+def _leads(access: Access, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether the axis moves along the first dimension of a tensor that has several elements."""
+    first = next((dim for dim, extent in zip(access.dims, shape, strict=True) if extent > 1), None)
+    return first is not None and first.uses(axis)
+
+
+def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of the stages before the anchor: at `root` a pass over memory and a launch of their own;
+    at `core` a smaller copy for every task, halo included, that stays in cache; at `register`
+    nothing."""
+    levels = {entry.stage: entry.level for entry in plan.attach}
+    node = graph.nodes[plan.anchor]
+    core = plan.at("core")
+    cores = hw.cores if plan.parallel else 1
+    waves = core_waves(node, core, cores)
+    total = 0.0
+    for stage in producers(graph, plan.anchor):
+        if levels.get(stage) == "register":
+            continue
+        producer = graph.nodes[stage]
+        element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
+        if levels.get(stage) == "core":
+            points = propagate(graph, plan.anchor, whole_reduction(node, core))[stage].points
+            total += waves * points * element_bytes / (holding_gbps(hw, points * 4, 1) * 1e3)
+        else:
+            size_bytes = prod(producer.extents) * element_bytes
+            total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
+            total += hw.launch_us if cores > 1 else 0.0
+    return total
+
+
+def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of copying the staged reads side by side, for every core tile."""
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    waves = core_waves(node, core, hw.cores if plan.parallel else 1)
+    total = 0.0
+    for place in plan.staged:
+        access = node.reads[place]
+        tensor = graph.tensors[access.tensor]
+        panel = region(access, whole_reduction(node, core), tensor.shape)
+        size_bytes = prod(panel) * tensor.dtype_bytes
+        read = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1)
+        total += waves * size_bytes * (read + 1 / holding_gbps(hw, size_bytes, 1)) / 1e3
+    return total
+
+
+def core_waves(node: TileNode, core: Tile, cores: int) -> int:
+    """Core tiles that the busiest core takes."""
+    counts = core.counts(node.axes)
+    return ceil(prod(counts[axis] for axis in node.space) / cores)

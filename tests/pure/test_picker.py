@@ -19,10 +19,7 @@ from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, pick
 from tvm_ext.picker.perf import TOLD_APART, pieces
-from tvm_ext.picker.traffic import EXCHANGE, exchange_us
 from tvm_ext.tile import TileGraph, encode_plan
-from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.plan import LevelTile
 
 MACHINES = ("cpu/x86-avx512", "cpu/x86-avx2", "cpu/x86-sse", "arm/neoverse-n1")
 TOP = 5
@@ -252,25 +249,6 @@ def test_more_arithmetic_is_never_predicted_faster(machine: str) -> None:
         (pool(14, 14, 32), pool(28, 28, 32)),
     ):
         assert pick(small, hw)[0].estimate.latency_us < pick(large, hw)[0].estimate.latency_us
-
-
-def test_rows_stay_with_the_core_that_wrote_them() -> None:
-    graph, hw = matmul(128, 256, 64, block=32), get("cpu/x86-avx512")
-    plan = pick(graph, hw)[0].plan
-
-    def exchanged_us(core: tuple[int, int, int], machine: HardwareModel = hw) -> float:
-        tiles = (LevelTile("core", Tile(core)), *plan.tiles[1:])
-        cut = msgspec.structs.replace(plan, tiles=tiles, order=(1, 0, 2), parallel=1)
-        return exchange_us(graph, cut, machine)
-
-    assert exchanged_us((32, 256, 64)) == 0.0
-    assert exchanged_us((128, 256, 64)) == 0.0, "a single task hands nothing on"
-    # of the input all but its own rows, of the result the part of its rows that others wrote
-    others = (hw.cores - 1) / hw.cores
-    wanted_bytes = 4 * (128 * 64 + 128 * 256 / hw.cores) * others
-    rate = EXCHANGE * hw.levels[-2].gbps * 1e3
-    assert exchanged_us((128, 64, 64)) == pytest.approx(wanted_bytes / rate)
-    assert exchanged_us((128, 64, 64), msgspec.structs.replace(hw, cores=1)) == 0.0
 
 
 def test_a_graph_with_nothing_to_tile_has_no_plans() -> None:

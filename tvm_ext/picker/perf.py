@@ -15,7 +15,6 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
-    exchange_us,
     holding_gbps,
     overlapped_us,
     prologue_us,
@@ -178,7 +177,6 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     if graph.io_bytes < hw.levels[-2].size_bytes * KEPT:  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     latency_us += launch_us + prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
-    latency_us += exchange_us(graph, plan, hw)
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 

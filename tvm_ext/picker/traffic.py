@@ -10,7 +10,7 @@ from math import ceil, prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import packed_reads, producers, sharing_axes, whole_reduction
-from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.plan import TilePlan
 
@@ -88,34 +88,6 @@ def with_cold_weights(
     if plan.prefetch:
         return overlapped_us(latency_us, reading_us)
     return latency_us + reading_us
-
-
-def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
-    """Time in which the busiest core gets activations from the caches of those that wrote them.
-
-    Stages share rows out, the first axis of a tensor, unless something speaks against it: a core
-    then finds the rows it reads where it wrote them. Of anything else others have their share.
-    """
-    node, core = graph.nodes[plan.anchor], plan.at("core")
-    counts = core.counts(node.axes)
-    cut = [axis for axis in plan.order if axis in node.space and counts[axis] > 1]
-    if not plan.parallel or hw.cores == 1 or not cut:
-        return 0.0
-    packed = {access.tensor for access in packed_reads(node)}
-    total = 0.0
-    for access in (*node.reads, node.write):
-        tensor = graph.tensors[access.tensor]
-        if access.tensor in packed or _leads(access, cut[0], tensor.shape):
-            continue
-        share = 1 / hw.cores if access.uses(cut[0]) else 1.0
-        total += tensor.size_bytes * share * (hw.cores - 1) / hw.cores
-    return total / (EXCHANGE * hw.levels[-2].gbps * 1e3)
-
-
-def _leads(access: Access, axis: int, shape: tuple[int, ...]) -> bool:
-    """Whether the axis moves along the first dimension of a tensor that has several elements."""
-    first = next((dim for dim, extent in zip(access.dims, shape, strict=True) if extent > 1), None)
-    return first is not None and first.uses(axis)
 
 
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:

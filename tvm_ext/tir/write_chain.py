@@ -174,7 +174,7 @@ def _spread_planes(schedule: Schedule, block: SBlockRV) -> None:
     """Puts the planes (a, b) of the tensor a block writes an odd number of cache lines apart.
 
     A transform touches all of them at one place. Planes of a power of two would share one set of
-    the cache (14 x 14 x 512: 1050 → 728 us).
+    the cache (14 x 14 x 512, channels first: 1190 → 940 us).
     """
     schedule.storage_align(block, 0, 1, 2 * LINE_FLOATS, LINE_FLOATS)
 

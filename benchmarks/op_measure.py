@@ -98,7 +98,8 @@ class Bench:
         jobs = Jobs(task, self.seed)
         self.timed([mine], jobs, planned.func, row)
         if trials:
-            folder = self.searches and self.searches / f"{trials} trials" / workload.name
+            kept = f"{trials} trials, {self.threads} threads, seed {self.seed}"
+            folder = self.searches and self.searches / kept / workload.name
             kernel, row.metaschedule_s = metaschedule.search(
                 task.original, self.target, trials, self.threads, self.seed, folder
             )

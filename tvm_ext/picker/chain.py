@@ -24,11 +24,17 @@ from tvm_ext.picker.traffic import (
     with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import CHANNELS_FIRST, IMAGE_FIRST, TransformChain, even_lanes
+from tvm_ext.tile.classify import (
+    CHANNELS_FIRST,
+    IMAGE_FIRST,
+    PHASES,
+    TASK_LOOPS,
+    TransformChain,
+    even_lanes,
+)
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
-FLOAT_BYTES = 4
 _SPACE = (2, 3, 4)
 """Axes of the product that count tiles: n, ty, tx."""
 _CHANNELS = 5
@@ -50,7 +56,7 @@ def chain_plans(
             anchor=chain.product,
             tiles=(LevelTile("core", core), LevelTile("register", register)),
             order=order,
-            parallel=4 if order == CHANNELS_FIRST else 3,
+            parallel=TASK_LOOPS[order],
             lanes=lanes,
             unroll=register.extents[-1],
             attach=tuple(Attach(stage, level) for stage in stages),
@@ -69,11 +75,12 @@ def chain_plans(
                         yield plan(core, register, CHANNELS_FIRST, "core")
         for channels in blocks:
             core = Tile((1, 1, *images, channels, depth))
-            yield plan(core, register, (0, 1, 5, 2, 3, 4, 6), "root")
+            yield plan(core, register, PHASES, "root")
 
 
 def _cuts(tiles: int, outputs: int, m: int, step: int) -> list[int]:
-    """Tile counts of a core tile along one side of the image: no tail, or all of it."""
+    """Tile counts of a core tile along one side of the image, in steps of the register tile's: no
+    tail, or all of it."""
     return [
         n for n in range(1, tiles + 1) if n == tiles or (outputs % (n * m) == 0 and n % step == 0)
     ]
@@ -121,7 +128,8 @@ def chain_estimate(
         phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
-    near_ns = waves * blocks * _first_level_ns(core, register, hw)
+    element_bytes = graph.tensors[product.write.tensor].dtype_bytes
+    near_ns = waves * blocks * _first_level_ns(core, register, element_bytes, hw)
     cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
     latency_us, compute_us, memory_us = phases.launch_us, 0.0, 0.0
     for phase_cycles, phase_ns in (
@@ -182,13 +190,13 @@ def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
     )
 
 
-def _first_level_ns(core: Tile, register: Tile, hw: HardwareModel) -> float:
+def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: HardwareModel) -> float:
     """Time of what the product of a core tile pulls into the first level: a panel of weights for
     the rows of each register tile, once if both have room there."""
     steps = [-(-c // r) for c, r in zip(core.extents, register.extents, strict=True)]
     panels = prod(steps[axis] for axis in (0, 1, _CHANNELS))
     passes = panels * prod(steps[axis] for axis in _SPACE)
-    depth_bytes = core.extents[-1] * FLOAT_BYTES
+    depth_bytes = core.extents[-1] * element_bytes
     panel_bytes = register.extents[_CHANNELS] * depth_bytes
     rows_bytes = prod(register.extents[axis] for axis in _SPACE) * depth_bytes
     first, second = hw.levels[1], hw.levels[2]

@@ -66,10 +66,9 @@ def register_tiles(
                     unroll = prod(step.values())
                     if unroll > 1 and accumulators * unroll > BODY_VECTORS:
                         continue
-                    operands = (unroll + height + WINDOW_EDGE) * vectors
-                    if holds_window(node, step) and (
-                        stack == 1 or accumulators + operands > hw.vector_registers
-                    ):
+                    beside = (unroll + height + WINDOW_EDGE) * vectors
+                    room = stack > 1 and accumulators + beside <= hw.vector_registers
+                    if holds_window(node, step) and not room:
                         continue
                     extents = [1] * len(node.axes)
                     for axis, size in ((vector, width), (last, height), (before, stack)):

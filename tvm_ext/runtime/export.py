@@ -54,12 +54,9 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
             objects = section(parts.weights, Path(folder), compiler)
-
             kernels = [f"{folder}/kernel{place}.o" for place in range(len(parts.kernels))]
-
-            def write(first: int) -> None:
-                for place in range(first, len(kernels), workers):
-                    parts.kernels[place].write_to_file(kernels[place])
+            jobs = list(zip(parts.kernels, kernels, strict=True))
+            workers = min(physical_cores(), len(jobs))
 
             def link() -> None:
                 from tvm.support import cc
@@ -69,10 +66,8 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
                     str(built), fcompile=linker, addons=[*objects, *kernels], workspace_dir=folder
                 )
 
-            workers = physical_cores()
-            failure = _in_children(
-                [partial(write, first) for first in range(workers)]
-            ) or _in_children([link])
+            shares = [partial(_write_objects, jobs[first::workers]) for first in range(workers)]
+            failure = _in_children(shares) or _in_children([link])
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             os.replace(built, path)
@@ -84,6 +79,12 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             f"artifact {path}: {error.strerror or error}; nothing written"
         ) from error
     return path
+
+
+def _write_objects(jobs: Sequence[tuple[Any, str]]) -> None:
+    """The object file of each kernel: machine code made anew."""
+    for kernel, path in jobs:
+        kernel.write_to_file(path)
 
 
 def _in_children(works: Sequence[Callable[[], None]]) -> str:

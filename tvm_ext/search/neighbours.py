@@ -11,6 +11,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
+    TASK_LOOPS,
     cut_axis,
     loops_in_use,
     packed_reads,
@@ -64,8 +65,8 @@ def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
 def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
     """Two neighbouring axes of one kind change places; a chain's channels come first or not."""
     if plan.rule == "chain" and plan.order in (IMAGE_FIRST, CHANNELS_FIRST):
-        other, parallel = (CHANNELS_FIRST, 4) if plan.order == IMAGE_FIRST else (IMAGE_FIRST, 3)
-        yield msgspec.structs.replace(plan, order=other, parallel=parallel)
+        other = CHANNELS_FIRST if plan.order == IMAGE_FIRST else IMAGE_FIRST
+        yield msgspec.structs.replace(plan, order=other, parallel=TASK_LOOPS[other])
     if plan.rule != "tile":
         return
     for place in range(len(plan.order) - 1):

@@ -253,7 +253,10 @@ class TransformChain(NamedTuple):
 
 IMAGE_FIRST = (2, 3, 4, 5, 0, 1, 6)
 CHANNELS_FIRST = (5, 2, 3, 4, 0, 1, 6)
-"""Orders of a chain's product: tasks are parts of the image, or each block of channels of them."""
+PHASES = (0, 1, 5, 2, 3, 4, 6)
+TASK_LOOPS: dict[tuple[int, ...], int] = {IMAGE_FIRST: 3, CHANNELS_FIRST: 4, PHASES: 3}
+"""Orders of a chain's product, with the leading loops that make tasks: parts of the image; blocks
+of channels of them; blocks of channels of each plane, every stage being a phase of its own."""
 _CHAIN = ("map", "map", "reduce", "map", "map")
 _PRODUCT_RANK = 7
 """a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""

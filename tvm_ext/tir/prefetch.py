@@ -113,11 +113,10 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         lines = ceil(panel / line / visits)
         if lines > MAX_LINES:
             continue
-        after = {loop.loop_var: tirx.const(0, "int32") for loop in inside}
-        after |= _next_panel(outside, indices)
-        first = _flat([substitute(index, after) for index in indices], load.source.shape)
-        if len(after) == len(inside):
-            first += panel
+        begin = {loop.loop_var: tirx.const(0, "int32") for loop in inside}
+        chosen = _next_panel(outside, indices)
+        start = [substitute(index, begin | chosen) for index in indices]
+        first = _flat(start, load.source.shape) + (0 if chosen else panel)
         visit = _flat(
             [loop.loop_var for loop in (*passes, *sweep)],
             [loop.extent for loop in (*passes, *sweep)],

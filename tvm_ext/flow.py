@@ -114,10 +114,11 @@ def replay(
 def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:
     """A kernel for every function of the module, those with most work first; equal tasks are
     planned once."""
-    known: dict[str, Planned] = {}
+    known: dict[object, Planned] = {}
     for task in sorted(lowered.tasks.values(), key=lambda task: task.flops, reverse=True):
-        base = known.get(task.signature) or plan_task(task, lowered.hardware, database)
-        known[task.signature] = base
+        key = (task.signature, tuple(sorted(task.slices.items())))
+        base = known.get(key) or plan_task(task, lowered.hardware, database)
+        known[key] = base
         yield Planned(task, base.func, base.option, base.rest, list(base.reasons))
 
 

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any
 
 from tvm_ext.graph.channels_last import ChannelsLast
+from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
@@ -34,6 +35,7 @@ from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, PrimFunc, Target, is_schedul
 __all__ = [
     "TIR_PIPELINE",
     "ChannelsLast",
+    "ConcatInPlace",
     "FoldIndices",
     "FoldLayout",
     "Fuse",
@@ -51,7 +53,7 @@ __all__ = [
 
 
 def graph_passes(hardware: HardwareModel) -> list[Any]:
-    """From a Relax module to one with a PrimFunc per group, none of them scheduled."""
+    """From a Relax module to calls of a PrimFunc per group, none of them scheduled."""
     return [
         Normalise(),
         FoldLayout(),
@@ -66,6 +68,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         FoldIndices(),
         Fuse(),
         MemoryOrder(),
+        ConcatInPlace(hardware.lanes(4)),
     ]
 
 
@@ -122,8 +125,11 @@ def tasks_of(mod: IRModule) -> dict[str, Task]:
     calls: Counter[str] = Counter()
 
     def count(node: Any) -> None:
-        if isinstance(node, tvm.ir.Call) and str(getattr(node.op, "name", "")) == "relax.call_tir":
-            calls[str(node.args[0].name_hint)] += 1
+        if not isinstance(node, tvm.ir.Call):
+            return
+        lowered = isinstance(node.op, tvm.ir.GlobalVar)
+        if lowered or str(getattr(node.op, "name", "")) == "relax.call_tir":
+            calls[str((node.op if lowered else node.args[0]).name_hint)] += 1
 
     for function in mod.functions.values():
         if isinstance(function, relax.Function):

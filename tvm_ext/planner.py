@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
+from tvm_ext.tir.slices import Strides, dense, with_slices
 from tvm_ext.tvm_api import PrimFunc
 
 PICKED = 3
@@ -44,6 +46,8 @@ class Task:
     signature: str
     name: str
     calls: int = 1
+    slices: Mapping[int, Strides] = field(default_factory=dict)
+    """The strides of parameters that lie in larger tensors. All else here is dense."""
 
     @cached_property
     def reference(self) -> Reference | None:
@@ -130,6 +134,7 @@ def hash_text(text: str) -> str:
 
 def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
     """The task of an unscheduled function."""
+    func, slices = dense(func)
     mark = signature(func)
     graph: TileGraph | None = None
     vectorised = func
@@ -137,7 +142,7 @@ def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
         prepared = prepare(func, mark)
         graph = prepared.graph if prepared else None
         vectorised = with_vector_maths(func)
-    return Task(func, vectorised, graph, mark, name, calls)
+    return Task(func, vectorised, graph, mark, name, calls, slices)
 
 
 def options(
@@ -182,9 +187,10 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
         if option.plan is None:
             if task.graph is None:
                 reasons.append("structure: no blocks with static extents")
-            return Planned(task, task.original, option, [], reasons)
+            func = with_slices(task.original, task.slices)
+            return Planned(task, func, option, [], reasons)
         with shield(f"{option.source} plan", reasons):
-            func = write(task.func, option.plan)
+            func = with_slices(write(task.func, option.plan), task.slices)
             return Planned(task, func, option, rest[place + 1 :], reasons)
     raise AssertionError("the list of options ends with the untouched function")
 

@@ -17,6 +17,7 @@ from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, compare
 from tvm_ext.tir.read import loads
+from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
 
 POINT_BUDGET = 1_000_000
@@ -83,11 +84,19 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
     if reference is None:
         return ""
     arguments = arguments_of(planned.task.func, len(reference.outputs))
+    slices = planned.task.slices
     inputs = make_inputs(arguments, seed)
-    outputs = [blank(shape, dtype) for shape, dtype in reference.outputs]
-    kernel(*(tvm.runtime.tensor(array) for array in inputs), *outputs)
+    given = [spread(x, slices[i]) if i in slices else x for i, x in enumerate(inputs)]
+    strides = [slices.get(place) for place in range(len(inputs), len(arguments))]
+    outputs = [
+        blank((span(shape, gaps),) if gaps else shape, dtype)
+        for (shape, dtype), gaps in zip(reference.outputs, strides, strict=True)
+    ]
+    kernel(*(tvm.runtime.tensor(array) for array in given), *outputs)
     for place, (shape, _) in enumerate(reference.outputs):
-        actual = outputs[place].numpy()
+        actual, gaps = outputs[place].numpy(), strides[place]
+        if gaps:
+            actual = np.ascontiguousarray(gathered(actual, shape, gaps))
         where = choose(shape, tile_of_output(planned, shape), point_count(reference, place), seed)
         if actual.dtype.kind == "f":
             odd = np.flatnonzero(np.isnan(actual.reshape(-1)))[:MIN_POINTS]

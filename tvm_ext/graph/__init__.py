@@ -9,6 +9,7 @@ In the order the pipeline runs them:
   share          constants of equal content once
   fuse           tensor programs to groups
   memory_order   calls in the order that keeps least alive
+  concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.

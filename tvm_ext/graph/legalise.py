@@ -18,6 +18,7 @@ import numpy as np
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.concat_in_place import CONCAT_AXIS
 from tvm_ext.graph.legalise_arg import ARGS
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
 from tvm_ext.graph.legalise_maths import POINTWISE
@@ -30,6 +31,7 @@ from tvm_ext.tvm_api import (
     constant_array,
     default_legalise,
     relax,
+    topi,
     tvm,
 )
 
@@ -136,7 +138,22 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
+def legalise_concat(builder: Any, call: Any, _: Legalise) -> Any:
+    """TVM's concatenation, marked as one for `ConcatInPlace`."""
+    shape = static_shape(call)
+    if not shape or not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % len(shape)
+    return builder.call_te(
+        lambda *parts: topi.concatenate(parts, axis),
+        *call.args[0].fields,
+        primfunc_name_hint="concatenate",
+        primfunc_attrs={CONCAT_AXIS: axis},
+    )
+
+
 RULES: dict[str, Rule] = {
+    "relax.concat": legalise_concat,
     **dict.fromkeys(CONVOLUTIONS, legalise_conv),
     "relax.matmul": legalise_matmul,
     **NORMS,

@@ -2,6 +2,7 @@
 
   align  the few extents worth considering on a machine
   register  the register tiles made of them
+  order  of the loops
   perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
   chain  a product between two transforms (Winograd)
   gpu    the same for thread blocks; gpu_perf the time of one

@@ -26,6 +26,7 @@ from tvm_ext.picker.anchor import (
 )
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
+from tvm_ext.picker.order import loop_order
 from tvm_ext.picker.perf import Candidate, compute_cycles, estimate, least_scattered, streaming
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
@@ -222,11 +223,11 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         register_tiles(node, vector, lanes, hw),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
     )
-    order = _orders(graph, node, vector)
     for register in ranked[: max(REGISTER_TILES, count // 4)]:
         for core in core_tiles(node, register, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
+            order = loop_order(graph, node, vector, core, hw)
             plan = TilePlan(
                 rule="tile",
                 anchor=anchor,
@@ -257,22 +258,6 @@ def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Ti
             for other in space:
                 if other < axis and full[axis] % size == 0 == full[other] % register.extents[other]:
                     yield Tile((*cut[:other], register.extents[other], *cut[other + 1 :]))
-
-
-def _orders(graph: TileGraph, node: TileNode, vector: int | None) -> tuple[int, ...]:
-    """The axes of the operand read in vectors outermost (its weights stay in cache), rows inside,
-    reduction innermost."""
-    if vector is None:
-        return (*node.space, *node.reduce)
-    weights = [
-        access
-        for access in node.reads
-        if access.stride(vector, graph.tensors[access.tensor].shape) == 1
-    ]
-    others = [axis for axis in node.space if axis != vector]
-    shared = [axis for axis in others if not all(access.uses(axis) for access in node.reads)]
-    head = [a for a in others if shared and a not in shared and any(w.uses(a) for w in weights)]
-    return (*head, vector, *(a for a in others if a not in head), *node.reduce)
 
 
 def _cycles_per_point(

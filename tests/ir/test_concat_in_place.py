@@ -1,0 +1,134 @@
+"""Concatenations that disappear, and those that must stay; the module computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.graph.concat_in_place import ConcatInPlace
+from tvm_ext.graph.legalise import Legalise
+from tvm_ext.hardware import catalog
+from tvm_ext.passes import lowering_passes
+from tvm_ext.tir.slices import dense
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, tvm
+
+op = relax.op
+Emit = Callable[[Any], Any]
+LANES = 4
+
+
+def module(body: Callable[[Emit, Any, Any], Any], width: int = 8) -> IRModule:
+    """A function of two tensors [2, 3, width], lowered to call_tir."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((2, 3, width), "float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            out = builder.emit_output(body(builder.emit, x, y))
+        builder.emit_func_output(out)
+    return Legalise(catalog.get("cpu/x86-avx2"))(builder.finalize())
+
+
+def concats(mod: IRModule) -> int:
+    """Calls of concatenations."""
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.GlobalVar):
+            found.append(node.op.name_hint)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return sum(name.startswith("concatenate") for name in found)
+
+
+def run(mod: IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The outputs, with functions as TVM wrote them."""
+    with Target("llvm"):
+        lowest = tvm.transform.Sequential(lowering_passes())(mod)
+        executable = tvm.compile(lowest, "llvm", relax_pipeline=None, tir_pipeline="s_tir")
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays))
+    return [result.numpy()] if hasattr(result, "numpy") else [one.numpy() for one in result]
+
+
+def two(e: Emit, x: Any, y: Any, axis: int = 2) -> Any:
+    return e(op.concat([e(op.nn.relu(x)), e(op.negative(y))], axis))
+
+
+GONE = {
+    "channels": lambda e, x, y: e(op.exp(two(e, x, y))),
+    "rows": lambda e, x, y: e(op.exp(two(e, x, y, 1))),
+    "outermost": lambda e, x, y: e(op.exp(two(e, x, y, 0))),
+    "returned": two,
+}
+
+
+def dense_block(e: Emit, x: Any, y: Any) -> Any:
+    """relu(x) | f(it) | g(both): each layer reads all before it, as in DenseNet."""
+    first = e(op.nn.relu(x))
+    both = e(op.concat([first, e(op.negative(first))], 2))
+    return e(op.concat([both, e(op.add(both, e(op.concat([y, y], 2))))], 2))
+
+
+def also_read(e: Emit, x: Any, y: Any) -> Any:
+    a = e(op.nn.relu(x))
+    return relax.Tuple([e(op.exp(a)), e(op.concat([a, e(op.negative(y))], 2))])
+
+
+def of_an_input(e: Emit, x: Any, y: Any) -> Any:
+    return e(op.concat([x, e(op.nn.relu(y))], 2))
+
+
+def twice_the_same(e: Emit, x: Any, y: Any) -> Any:
+    a = e(op.nn.relu(x))
+    return e(op.concat([a, a], 2))
+
+
+def returned_too(e: Emit, x: Any, y: Any) -> Any:
+    a = e(op.nn.relu(x))
+    return relax.Tuple([a, e(op.concat([a, e(op.negative(y))], 2))])
+
+
+def in_two_places(e: Emit, x: Any, y: Any) -> Any:
+    """The second place of a tensor is a copy."""
+    a = e(op.nn.relu(x))
+    return relax.Tuple(
+        [e(op.concat([a, e(op.negative(y))], 2)), e(op.concat([e(op.exp(y)), a], 2))]
+    )
+
+
+CASES: dict[str, tuple[Callable[..., Any], int]] = {
+    **{name: (body, 0) for name, body in GONE.items()},
+    "dense_block": (dense_block, 1),  # the one of inputs
+    "also_read": (also_read, 0),
+    "of_an_input": (of_an_input, 1),
+    "twice_the_same": (twice_the_same, 1),
+    "returned_too": (returned_too, 1),
+    "in_two_places": (in_two_places, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_goes_and_what_stays(name: str) -> None:
+    """Counted, and run beside the module as it was."""
+    body, left = CASES[name]
+    mod = module(body)
+    placed = ConcatInPlace(LANES)(mod)
+    assert concats(placed) == left
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((2, 3, 8), dtype="float32") for _ in range(2)]
+    for actual, expected in zip(run(placed, *arrays), run(mod, *arrays), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_slices_that_would_cut_vectors_stay_copies() -> None:
+    assert concats(ConcatInPlace(LANES)(module(two, width=6))) == 1
+    assert concats(ConcatInPlace(2)(module(two, width=6))) == 0
+
+
+def test_a_kernel_is_made_once_for_all_places_in_tensors_alike() -> None:
+    """relu(x) | relu(y): one function for both halves, which begin in different places."""
+    mod = module(lambda e, x, y: e(op.concat([e(op.nn.relu(x)), e(op.nn.relu(y))], 2)))
+    functions = [f for f in ConcatInPlace(LANES)(mod).functions.values() if isinstance(f, PrimFunc)]
+    assert [dense(function)[1] for function in functions] == [{1: (48, 16, 1)}]

@@ -1,0 +1,53 @@
+"""Loop orders: memory is walked as it lies, unless that would fetch weights again and again."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import conv, depthwise, elementwise, matmul, pool, transpose
+
+from tvm_ext.hardware import get
+from tvm_ext.picker.order import NEAR, loop_order, plain_order
+from tvm_ext.tile import Tile, TileGraph
+from tvm_ext.tile.classify import vector_axis
+
+HARDWARE = get("cpu/x86-avx512")
+
+
+def is_plain(graph: TileGraph, anchor: int, **sizes: int) -> bool:
+    """Whether the loops of a core tile are in plain order; `sizes` are those of axes a0, a1, ..."""
+    node = graph.nodes[anchor]
+    extents = [sizes.get(f"a{place}", axis.extent) for place, axis in enumerate(node.axes)]
+    found = loop_order(graph, node, vector_axis(node), Tile(tuple(extents)), HARDWARE)
+    assert sorted(found) == list(range(len(node.axes)))
+    return found == plain_order(node)
+
+
+@pytest.mark.parametrize(
+    "graph", [depthwise(14, 14, 512), pool(56, 56, 64), elementwise(1, 56, 56, 96)]
+)
+def test_data_read_in_vectors_is_walked_as_it_lies(graph: TileGraph) -> None:
+    assert all(
+        is_plain(graph, place) for place, node in enumerate(graph.nodes) if node.kind == "reduce"
+    )
+    assert is_plain(graph, len(graph.nodes) - 1)
+
+
+def test_a_transposition_keeps_the_order_of_what_it_reads() -> None:
+    assert not is_plain(transpose(512, 384), 0)
+
+
+def test_small_weights_are_read_again_for_each_row_and_large_ones_stay() -> None:
+    """64 x 32 weights against 1024 x 1024, and against a part of those that is small enough."""
+    small, large = matmul(729, 64, 32, block=32), matmul(729, 1024, 1024, block=32)
+    assert is_plain(small, 0)
+    assert not is_plain(large, 0)
+    near = NEAR * HARDWARE.levels[1].size_bytes
+    assert 1024 * 4 * 8 <= near < 1024 * 4 * 32
+    assert is_plain(large, 0, a1=8)
+    assert not is_plain(large, 0, a1=32)
+
+
+def test_a_single_row_reads_its_weights_once_in_any_order() -> None:
+    graph = conv(1, 28, 128, 256, kernel=1)
+    anchor = next(place for place, node in enumerate(graph.nodes) if node.kind == "reduce")
+    assert not is_plain(graph, anchor)

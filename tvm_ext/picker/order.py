@@ -1,0 +1,62 @@
+"""The order of a tile's loops: what stays in cache, and that memory is walked as it lies.
+
+A vector of each pixel in turn is a cache line here and there, which no prefetcher follows, in
+reading as in writing. So the plain order, channels innermost, is best wherever it costs no traffic.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.footprint import access_bytes
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
+
+NEAR = 1.5
+"""Weights of up to so many first levels are read again for each row. 56 x 56 points of 64 to 256
+channels, 64 KiB: 1.06 times faster; 27 x 27 of 32 to 128, 8 KiB: 1.4 times; beyond, nothing."""
+
+
+def plain_order(node: TileNode) -> tuple[int, ...]:
+    """Space axes as the output lies in memory, reduction innermost."""
+    return (*node.space, *node.reduce)
+
+
+def loop_order(
+    graph: TileGraph, node: TileNode, vector: int | None, core: Tile, hw: HardwareModel
+) -> tuple[int, ...]:
+    """The plain order where data with all axes of the output is read in vectors (scale and shift of
+    56 x 56 x 128 points 2 times faster, MobileNetV2 1.08 times), and where the weights are small.
+    Else the axes of the operand read in vectors outermost, its weights stay in cache, rows inside.
+    """
+    used = [axis for axis in node.space if node.axes[axis].extent > 1]
+    weights = _read_in_vectors(graph, node, vector)
+    if vector is None or any(all(read.uses(axis) for axis in used) for read in weights):
+        return plain_order(node)
+    others = [axis for axis in node.space if axis != vector]
+    shared = [axis for axis in others if not all(read.uses(axis) for read in node.reads)]
+    if shared and weights and _are_near(graph, node, weights, core, hw):
+        return plain_order(node)
+    head = [a for a in others if shared and a not in shared and any(w.uses(a) for w in weights)]
+    return (*head, vector, *(a for a in others if a not in head), *node.reduce)
+
+
+def _read_in_vectors(graph: TileGraph, node: TileNode, vector: int | None) -> list[Access]:
+    if vector is None:
+        return []
+    shapes = [tensor.shape for tensor in graph.tensors]
+    return [read for read in node.reads if read.stride(vector, shapes[read.tensor]) == 1]
+
+
+def _are_near(
+    graph: TileGraph, node: TileNode, weights: list[Access], core: Tile, hw: HardwareModel
+) -> bool:
+    """Whether the weights of a core tile are small, and it has several rows to go over them."""
+    whole = [
+        axis.extent if axis.kind == "reduce" else size
+        for axis, size in zip(node.axes, core.extents, strict=True)
+    ]
+    held = sum(access_bytes(graph, read, Tile(tuple(whole))) for read in weights)
+    rows = [axis for axis in node.space if not any(read.uses(axis) for read in weights)]
+    return held <= NEAR * hw.levels[1].size_bytes and prod(whole[axis] for axis in rows) > 1

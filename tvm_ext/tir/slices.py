@@ -1,0 +1,119 @@
+"""Tensors that are slices of larger ones: parameters become flat memory, strides go into the code.
+
+    f(x[4, 8], y[4, 8]):  y[i, j] = 2 * x[i, j]
+        →  f(x[4, 8], y[56]):  y[16 * i + j] = 2 * x[i, j]      rows of y lie 16 elements apart
+
+The tensor handed over begins where the slice does, anywhere in memory. Until it has been scheduled
+the function carries the dense one with it: what is computed, its signature and its plan do not
+depend on where tensors lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tvm_api import (
+    PrimFunc,
+    TensorLoad,
+    ir,
+    structural_map,
+    structural_walk,
+    tirx,
+)
+
+DENSE = "tvm_ext.dense"
+"""Attribute of a function with slices: the same without."""
+SLICES = "tvm_ext.slices"
+"""Attribute of a function with slices: the strides of each parameter; none of a dense one."""
+Strides = tuple[int, ...]
+"""Elements from one index to the next, for each axis."""
+
+
+def sliced(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
+    """`with_slices`, and the dense function kept for `dense`."""
+    listed = [list(slices.get(place, ())) for place in range(len(func.params))]
+    return with_slices(func, slices).with_attr({DENSE: func, SLICES: listed})
+
+
+def dense(func: PrimFunc) -> tuple[PrimFunc, dict[int, Strides]]:
+    """The function without slices, and the strides of its parameters that are some."""
+    if not func.attrs or DENSE not in func.attrs:
+        return func, {}
+    found = {place: tuple(map(int, each)) for place, each in enumerate(func.attrs[SLICES])}
+    return func.attrs[DENSE], {place: strides for place, strides in found.items() if strides}
+
+
+def span(shape: tuple[int, ...], strides: Strides) -> int:
+    """Elements from the first of a slice to its last."""
+    return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+
+
+def with_slices(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
+    """The function with flat parameters in place of those that are slices.
+
+    Raises PlanError with the reason `slice` where a parameter is used as anything but a tensor, or
+    has a shape that is not known.
+    """
+    if not slices:
+        return func
+    flat: dict[Any, Any] = {}
+    strides: dict[Any, Strides] = {}
+    for place, given in slices.items():
+        old = func.params[place]
+        if not all(isinstance(extent, tirx.IntImm) for extent in old.shape):
+            raise PlanError("slice", f"slice: parameter {place} has no static shape")
+        shape = tuple(int(extent) for extent in old.shape)
+        index = str(old.shape[0].ty.dtype)
+        flat[old] = tirx.decl_buffer(
+            (tirx.IntImm(index, span(shape, given)),),
+            old.dtype,
+            old.name,
+            elem_offset=tirx.Var(f"{old.name}_begin", index),
+            offset_factor=1,
+        )
+        strides[old] = given
+
+    def at(old: Any, indices: Any) -> list[Any]:
+        return [sum(i * stride for i, stride in zip(indices, strides[old], strict=True))]
+
+    def load(node: Any) -> Any:
+        known = node.source in flat
+        return tirx.BufferLoad(flat[node.source], at(node.source, node.indices)) if known else node
+
+    def store(node: Any) -> Any:
+        if node.buffer not in flat:
+            return node
+        return tirx.BufferStore(flat[node.buffer], node.value, at(node.buffer, node.indices))
+
+    def region(node: Any) -> Any:
+        if node.source not in flat:
+            return node
+        new = flat[node.source]
+        return tirx.BufferRegion(new, [ir.Range(0, new.shape[0])])
+
+    kinds = [(TensorLoad, load), (tirx.BufferStore, store), (ir.TensorRegion, region)]
+    body = structural_map(func.body, kinds, order="post")
+    left: list[Any] = []
+    structural_walk(body, (ir.Var, lambda var: left.append(var) if var in flat else None))
+    if left:
+        raise PlanError("slice", f"slice: {left[0].name} is used as more than a tensor")
+    params = [flat.get(param, param) for param in func.params]
+    return PrimFunc(params, body, attrs=func.attrs, span=func.span)
+
+
+def spread(array: np.ndarray, strides: Strides) -> np.ndarray:
+    """The array as a slice of flat memory that holds nothing else: the gaps are NaN, or 0."""
+    filler = np.nan if array.dtype.kind == "f" else 0
+    memory = np.full(span(array.shape, strides), filler, array.dtype)
+    gathered(memory, array.shape, strides)[...] = array
+    return memory
+
+
+def gathered(memory: np.ndarray, shape: tuple[int, ...], strides: Strides) -> np.ndarray:
+    """The view of a slice in flat memory."""
+    steps = tuple(stride * memory.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(memory, shape, steps)

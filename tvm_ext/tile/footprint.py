@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 
 
 def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
@@ -31,9 +32,16 @@ def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int =
 
 def touched(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Elements touched along each dim: `infer.region` without the gaps a stride leaves."""
+    return _touched(access.dims, tile.extents, shape)
+
+
+@lru_cache(maxsize=1 << 14)  # a search asks for the same few tiles again and again
+def _touched(
+    dims: tuple[AffineDim | None, ...], extents: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
     return tuple(
-        extent if dim is None else min(extent, dim.span(tile.extents))
-        for dim, extent in zip(access.dims, shape, strict=True)
+        extent if dim is None else min(extent, dim.span(extents))
+        for dim, extent in zip(dims, shape, strict=True)
     )
 
 

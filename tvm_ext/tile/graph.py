@@ -7,7 +7,7 @@ from math import prod
 
 import msgspec
 
-from tvm_ext.tile.axis import Axis
+from tvm_ext.tile.axis import Axis, AxisKind
 
 
 @lru_cache(maxsize=4096)
@@ -98,6 +98,11 @@ class Hole(msgspec.Struct, frozen=True):
     step: int
 
 
+@lru_cache(maxsize=4096)
+def _of_kind(axes: tuple[Axis, ...], kind: AxisKind) -> tuple[int, ...]:
+    return tuple(place for place, axis in enumerate(axes) if axis.kind == kind)
+
+
 class TileNode(msgspec.Struct, frozen=True):
     """One operator (a TIR block): its axes, what it reads and writes, and its arithmetic.
 
@@ -117,12 +122,12 @@ class TileNode(msgspec.Struct, frozen=True):
     @property
     def space(self) -> tuple[int, ...]:
         """Indices of the space axes."""
-        return tuple(i for i, axis in enumerate(self.axes) if axis.kind == "space")
+        return _of_kind(self.axes, "space")
 
     @property
     def reduce(self) -> tuple[int, ...]:
         """Indices of the reduce axes."""
-        return tuple(i for i, axis in enumerate(self.axes) if axis.kind == "reduce")
+        return _of_kind(self.axes, "reduce")
 
     @property
     def extents(self) -> tuple[int, ...]:

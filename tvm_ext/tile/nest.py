@@ -20,6 +20,7 @@ class Nest:
     """The loops of one core tile, with the data each sub-nest touches.
 
     Depth d is the sub-nest inside the first d loops; the innermost body is the register tile.
+    Loops of one iteration are none.
     """
 
     def __init__(
@@ -30,13 +31,14 @@ class Nest:
         self._line_bytes = line_bytes
         register = plan.at("register").extents
         space, reduce = set(node.space), set(node.reduce)
-        self._loops = [axis for axis in plan.order if axis in space]
-        self._loops += [axis for axis in plan.order if axis in reduce]
+        order = [axis for axis in plan.order if axis in space]
+        order += [axis for axis in plan.order if axis in reduce]
         full = [
             axis.extent if axis.kind == "reduce" else core.extents[place]
             for place, axis in enumerate(node.axes)
         ]
-        self._counts = {axis: -(-full[axis] // register[axis]) for axis in self._loops}
+        self._counts = {axis: -(-full[axis] // register[axis]) for axis in order}
+        self._loops = [axis for axis in order if self._counts[axis] > 1]
         self._tiles = [Tile(register)]
         extents = list(register)
         for axis in reversed(self._loops):
@@ -77,7 +79,7 @@ class Nest:
             for axis in reversed(self._loops[:depth]):
                 if still and not access.uses(axis):
                     continue
-                still = still and self._counts[axis] == 1
+                still = False
                 loads *= self._counts[axis]
             total += loads * sizes[depth]
             crowded += loads * sizes[depth] if self._crowding[depth][place] > 1 else 0.0

@@ -71,6 +71,11 @@ def dense_block(e: Emit, x: Any, y: Any) -> Any:
     return e(op.concat([both, e(op.add(both, e(op.concat([y, y], 2))))], 2))
 
 
+def of_rows_of_columns(e: Emit, x: Any, y: Any) -> Any:
+    """Side by side, then one above the other."""
+    return e(op.concat([two(e, x, y), two(e, y, x)], 1))
+
+
 def also_read(e: Emit, x: Any, y: Any) -> Any:
     a = e(op.nn.relu(x))
     return relax.Tuple([e(op.exp(a)), e(op.concat([a, e(op.negative(y))], 2))])
@@ -101,6 +106,7 @@ def in_two_places(e: Emit, x: Any, y: Any) -> Any:
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     **{name: (body, 0) for name, body in GONE.items()},
     "dense_block": (dense_block, 1),  # the one of inputs
+    "of_rows_of_columns": (of_rows_of_columns, 0),
     "also_read": (also_read, 0),
     "of_an_input": (of_an_input, 1),
     "twice_the_same": (twice_the_same, 1),

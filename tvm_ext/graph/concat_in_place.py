@@ -11,7 +11,7 @@ OpenVINO and TensorRT do the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -55,11 +55,10 @@ class ConcatInPlace:
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
                 found = places(function, kernels, self.lanes)
-                if found:
-                    placer.begin(found)
+                if found.of:
+                    placer.begin(function, found)
                     placer.builder_.update_func(variable, placer.visit_expr(function))
-        placed = placer.builder_.get()
-        return relax.transform.DeadCodeElimination()(placed) if kernels.variants else mod
+        return transform.DeadCodeElimination()(placer.builder_.get()) if kernels.variants else mod
 
 
 @dataclass(frozen=True)
@@ -72,77 +71,97 @@ class Place:
 
 
 @dataclass
+class Uses:
+    """What a function does with the tensors it allocates."""
+
+    names: dict[Any, Any] = field(default_factory=dict)
+    """For each variable the allocated tensor that it is a name of."""
+    shapes: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
+    """Calls of kernels, in order, with the variables they are bound to."""
+    readers: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
+    """For each tensor the kernels that are given it, and in which place."""
+    held: set[Any] = field(default_factory=set)
+    """Tensors that more than kernels see."""
+
+
+@dataclass
 class Places:
     """What becomes of the tensors of one function."""
 
+    names: dict[Any, Any]
     of: dict[Any, Place] = field(default_factory=dict)
-    """The place of each allocated tensor that gets none of its own."""
-    names: dict[Any, Any] = field(default_factory=dict)
-    """For each variable the allocated tensor that it is another name of."""
+    """The place of each allocated tensor that gets no memory of its own."""
     dropped: set[Any] = field(default_factory=set)
     """The variables bound to concatenations that are not needed."""
-
-    def __bool__(self) -> bool:
-        return bool(self.of)
 
     def find(self, var: Any) -> Place | None:
         """The place of a tensor by any of its names."""
         return self.of.get(self.names.get(var))
 
 
-def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
-    """The tensors of a function that can be made where they will be concatenated."""
-    found = Places()
-    shapes: dict[Any, tuple[int, ...]] = {}
-    calls: list[tuple[Any, Any]] = []
-    readers: dict[Any, list[tuple[Any, int]]] = {}
-    held: set[Any] = set()
-    """Tensors that more than kernels see."""
+def uses(function: Any, kernels: _Kernels) -> Uses:
+    """Reads a function after CallTIRRewrite; what is not understood counts as seen by others."""
+    found = Uses()
+
+    def seen(expr: Any) -> None:
+        if expr is not None:
+            structural_walk(expr, (relax.Var, lambda var: found.held.add(found.names.get(var))))
+
     for block in getattr(function.body, "blocks", ()):
         for binding in block.bindings:
             value = getattr(binding, "value", None)
-            if getattr(getattr(value, "op", None), "name", "") == "relax.builtin.alloc_tensor":
-                if shape := static_extents(binding.var.ty):
-                    found.names[binding.var] = binding.var
-                    shapes[binding.var] = shape
+            shape = static_extents(binding.var.ty)
+            if _is_alloc(value) and shape:
+                found.names[binding.var] = binding.var
+                found.shapes[binding.var] = shape
             elif isinstance(value, relax.Var) and value in found.names:
                 found.names[binding.var] = found.names[value]
             elif isinstance(value, relax.Call) and kernels.get(value.op):
-                calls.append((binding.var, value))
+                found.calls.append((binding.var, value))
                 for place, argument in enumerate(value.args):
                     if argument in found.names:
-                        readers.setdefault(found.names[argument], []).append((value.op, place))
+                        readers = found.readers.setdefault(found.names[argument], [])
+                        readers.append((value.op, place))
                     else:
-                        held |= _seen(argument, found.names)
+                        seen(argument)
             else:
-                held |= _seen(value, found.names)
-    held |= _seen(function.body.body, found.names)
+                seen(value)
+    seen(function.body.body)
+    return found
+
+
+def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
+    """The tensors of a function that can be made where they will be concatenated: the last
+    concatenation first, so that the place of a whole is known before those of its parts."""
+    known = uses(function, kernels)
+    found = Places(known.names)
 
     def movable(tensor: Any, strides: Strides) -> bool:
-        uses = readers.get(tensor, [])
-        written = sum(place in kernels.outputs(op) for op, place in uses)
-        fits = all(kernels.takes(op, place, strides) for op, place in uses)
-        return tensor not in held and tensor not in found.of and written == 1 and fits
+        given = known.readers.get(tensor, [])
+        written = sum(place in kernels.outputs(op) for op, place in given)
+        fits = all(kernels.takes(op, place, strides) for op, place in given)
+        return tensor not in known.held and tensor not in found.of and written == 1 and fits
 
-    for bound, call in reversed(calls):
+    for bound, call in reversed(known.calls):
         axis = kernels.concat_axis(call.op)
-        if axis is None:
+        *operands, whole = [known.names.get(argument) for argument in call.args]
+        if axis is None or None in (*operands, whole) or len(set(operands)) < len(operands):
             continue
-        *operands, whole = [found.names.get(argument) for argument in call.args]
-        if None in (*operands, whole) or len(set(operands)) < len(operands):
-            continue
-        own = Place(whole, 0, dense_strides(shapes[whole]))
-        home = found.of.get(whole, own)
-        widths = [shapes[operand][axis] for operand in operands]
-        runs = [prod(shapes[operand][axis:]) for operand in operands]
-        if any(run % lanes for run in runs):
-            continue
-        if all(movable(operand, home.strides) for operand in operands):
-            for number, operand in enumerate(operands):
-                begin = home.begin + sum(widths[:number]) * home.strides[axis]
+        shapes = [known.shapes[operand] for operand in operands]
+        home = found.of.get(whole) or Place(whole, 0, dense_strides(known.shapes[whole]))
+        whole_vectors = all(prod(shape[axis:]) % lanes == 0 for shape in shapes)
+        if whole_vectors and all(movable(operand, home.strides) for operand in operands):
+            begin = home.begin
+            for operand, shape in zip(operands, shapes, strict=True):
                 found.of[operand] = Place(home.root, begin, home.strides)
+                begin += shape[axis] * home.strides[axis]
             found.dropped.add(bound)
     return found
+
+
+def _is_alloc(value: Any) -> bool:
+    return str(getattr(getattr(value, "op", None), "name", "")) == "relax.builtin.alloc_tensor"
 
 
 def static_extents(ty: Any) -> tuple[int, ...]:
@@ -155,13 +174,6 @@ def static_extents(ty: Any) -> tuple[int, ...]:
 def dense_strides(shape: Sequence[int]) -> Strides:
     """Strides of a tensor without gaps, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def _seen(expr: Any, names: Mapping[Any, Any]) -> set[Any]:
-    found: set[Any] = set()
-    if expr is not None:
-        structural_walk(expr, (relax.Var, lambda v: found.add(names[v]) if v in names else None))
-    return found
 
 
 class _Kernels:
@@ -216,40 +228,36 @@ class _Placer(relax.PyExprMutator):
         super().__init__(mod)
         self._kernels = kernels
 
-    def begin(self, found: Places) -> None:
+    def begin(self, function: Any, found: Places) -> None:
         """What is to become of the next function."""
         self._places = found
-        self._roots: dict[Any, Any] = {}
-        self._allocs: dict[Any, Any] = {}
-
-    def visit_function_(self, function: Any) -> Any:
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                self._allocs[binding.var] = binding
-        return super().visit_function_(function)
+        self._roots = {place.root for place in found.of.values()}
+        self._waiting = {
+            binding.var: binding
+            for block in function.body.blocks
+            for binding in block.bindings
+            if binding.var in self._roots
+        }
+        """Whole tensors that are not allocated yet."""
 
     def visit_var_binding_(self, binding: Any) -> None:
         var = binding.var
-        roots = {place.root for place in self._places.of.values()}
         if var in self._places.dropped:
             return
-        if self._places.names.get(var) is None:
-            super().visit_var_binding_(binding)
-        elif (place := self._places.of.get(var)) is not None:
+        if place := self._places.of.get(var):
             self._allocate(place.root)
             self.set_var_remap(var, self.builder_.emit(self._view(var, place), var.name))
-        elif self._places.find(var) is not None:
+        elif self._places.find(var):
             self.set_var_remap(var, self.visit_expr(binding.value))
-        elif var in roots:
+        elif var in self._roots:
             self._allocate(var)
         else:
             super().visit_var_binding_(binding)
 
     def _allocate(self, root: Any) -> None:
         """The whole tensor, where the first of its parts is needed."""
-        if root not in self._roots:
-            self._roots[root] = True
-            super().visit_var_binding_(self._allocs[root])
+        if binding := self._waiting.pop(root, None):
+            super().visit_var_binding_(binding)
 
     def _view(self, var: Any, place: Place) -> Any:
         shape = static_extents(var.ty)

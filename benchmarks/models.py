@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 OPSET = 18  # the oldest that torch's current exporter writes without converting down
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 STD_RANGE = (1e-3, 1e3)  # of every floating-point output
-# How far two inputs' outputs must differ, in units of their std: a thousand roundings. Averages over
+# How far two inputs' outputs must differ, in units of their std: a thousand roundings. Averages of
 # noise differ little (ShuffleNet 9e-3), dead layers not at all.
 MIN_RESPONSE = 1e-3
 MAX_PROBABILITY = 0.99  # a softmax beyond this says nothing about the other classes

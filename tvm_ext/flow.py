@@ -19,7 +19,7 @@ from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
-from tvm_ext.tvm_api import IRModule, Target, relax, tirx
+from tvm_ext.tvm_api import IRModule, Target, relax, static_extents
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -146,12 +146,12 @@ def _signature_of(mod: IRModule) -> tuple[tuple[TensorInfo, ...], tuple[TensorIn
     main = mod["main"]
 
     def info(name: str, ty: Any) -> TensorInfo:
-        extents = getattr(getattr(ty, "shape", None), "values", None)
-        if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        extents = static_extents(ty)
+        if extents is None:
             raise ModelError(
                 f"module: {name} has no static shape; bind it with relax.transform.BindSymbolicVars"
             )
-        return TensorInfo(name, str(ty.dtype.dtype), tuple(int(extent) for extent in extents))
+        return TensorInfo(name, str(ty.dtype.dtype), extents)
 
     inputs = tuple(info(parameter.name, parameter.ty) for parameter in main.params)
     returned = main.ret_ty

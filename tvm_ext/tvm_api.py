@@ -81,6 +81,19 @@ def element_bytes(buffer: Any) -> int:
     return max(1, bits // 8)
 
 
+def static_extents(ty: Any) -> tuple[int, ...] | None:
+    """The extents of a Relax tensor type; None where they are not all known."""
+    extents = getattr(getattr(ty, "shape", None), "values", None)
+    if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return tuple(int(extent) for extent in extents)
+
+
+def op_name(value: Any) -> str:
+    """The name of the operator a Relax expression calls; empty for anything else."""
+    return str(getattr(getattr(value, "op", None), "name", ""))
+
+
 def substitute(expr: Any, values: dict[Any, Any]) -> Any:
     """The expression with variables replaced."""
     return structural_map(expr, [(tirx.Var, lambda var: values.get(var, var))], order="post")
@@ -260,12 +273,14 @@ __all__ = [
     "ir",
     "is_scheduled",
     "mark_scheduled",
+    "op_name",
     "opaque",
     "prefetch_line",
     "relax",
     "rewritten",
     "s_tir",
     "schedule_of",
+    "static_extents",
     "structural_map",
     "structural_walk",
     "substitute",

@@ -17,13 +17,16 @@ from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
+from tvm_ext.graph.memory_order import ALLOC
 from tvm_ext.tir.slices import Strides, sliced, span, with_slices
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     element_bytes,
     ir,
+    op_name,
     relax,
+    static_extents,
     structural_walk,
     tirx,
     tvm,
@@ -112,7 +115,7 @@ def uses(function: Any, kernels: _Kernels) -> Uses:
         for binding in block.bindings:
             value = getattr(binding, "value", None)
             shape = static_extents(binding.var.ty)
-            if _is_alloc(value) and shape:
+            if op_name(value) == ALLOC and shape:
                 found.names[binding.var] = binding.var
                 found.shapes[binding.var] = shape
             elif isinstance(value, relax.Var) and value in found.names:
@@ -158,17 +161,6 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
                 begin += shape[axis] * home.strides[axis]
             found.dropped.add(bound)
     return found
-
-
-def _is_alloc(value: Any) -> bool:
-    return str(getattr(getattr(value, "op", None), "name", "")) == "relax.builtin.alloc_tensor"
-
-
-def static_extents(ty: Any) -> tuple[int, ...]:
-    """The extents of a tensor; empty where they are not known, or there are none."""
-    extents = getattr(getattr(ty, "shape", None), "values", None) or ()
-    known = all(isinstance(extent, tirx.IntImm) for extent in extents)
-    return tuple(int(extent) for extent in extents) if known else ()
 
 
 def dense_strides(shape: Sequence[int]) -> Strides:
@@ -260,8 +252,7 @@ class _Placer(relax.PyExprMutator):
             super().visit_var_binding_(binding)
 
     def _view(self, var: Any, place: Place) -> Any:
-        shape = static_extents(var.ty)
-        length = span(shape, place.strides)
+        length = span(static_extents(var.ty) or (), place.strides)
         begin_bytes = place.begin * element_bytes(var.ty.dtype)
         return relax.op.memory.view(
             self.visit_expr(place.root), relax.ShapeExpr([length]), None, begin_bytes

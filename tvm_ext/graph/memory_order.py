@@ -16,13 +16,16 @@ from typing import Any
 from tvm_ext.tvm_api import (
     IRModule,
     element_bytes,
+    op_name,
     relax,
+    static_extents,
     structural_map,
     structural_walk,
-    tirx,
     tvm,
 )
 
+ALLOC = "relax.builtin.alloc_tensor"
+"""The operator that makes room for a tensor, after CallTIRRewrite."""
 VIEWS = frozenset({"relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"})
 """Operators whose result is what they take."""
 
@@ -173,8 +176,7 @@ def _steps(bindings: Sequence[Any]) -> list[Step]:
         used: list[Any] = []
         structural_walk(value, (relax.Var, used.append))
         reads = frozenset(numbers[var] for var in used if var in numbers)
-        op = getattr(getattr(value, "op", None), "name", "")
-        allocates = isinstance(value, relax.Call) and op not in VIEWS
+        allocates = isinstance(value, relax.Call) and op_name(value) not in VIEWS
         kept = not isinstance(binding.var, relax.DataflowVar)
         steps.append(Step(type_bytes(binding.var.ty) if allocates else 0, reads, kept))
     return steps
@@ -184,7 +186,5 @@ def type_bytes(ty: Any) -> int:
     """Bytes of a tensor, or of all fields of a tuple; 0 where the shape is not known."""
     if hasattr(ty, "fields"):
         return sum(type_bytes(field) for field in ty.fields)
-    extents = getattr(getattr(ty, "shape", None), "values", None)
-    if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return 0
-    return prod(int(extent) for extent in extents) * element_bytes(ty.dtype)
+    extents = static_extents(ty)
+    return 0 if extents is None else prod(extents) * element_bytes(ty.dtype)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.graph.memory_order import VIEWS, type_bytes
-from tvm_ext.tvm_api import IRModule, ir, relax, tvm
+from tvm_ext.graph.memory_order import ALLOC, VIEWS, type_bytes
+from tvm_ext.tvm_api import IRModule, ir, op_name, relax, tvm
 
 ALIGNED = 64
 """Sizes are whole cache lines."""
@@ -88,10 +88,10 @@ def lifetimes(function: Any) -> dict[Any, Life]:
         value = getattr(binding, "value", None)
         if isinstance(value, relax.If):
             return {}
-        name = getattr(getattr(value, "op", None), "name", "")
+        name = op_name(value)
         used = frozenset[Any]().union(*map(behind, getattr(value, "args", ())), behind(value))
         last.update(dict.fromkeys(used, moment))
-        if name == "relax.builtin.alloc_tensor" and type_bytes(binding.var.ty):
+        if name == ALLOC and type_bytes(binding.var.ty):
             made[binding.var] = last[binding.var] = moment
             owners[binding.var] = frozenset({binding.var})
         elif not isinstance(value, relax.Call) or name in VIEWS:

@@ -23,7 +23,6 @@ from tvm_ext.measure.build import Built, build
 from tvm_ext.measure.sandbox import Limits, run_forked
 from tvm_ext.planner import Planned, Task, next_option, plan_task
 from tvm_ext.tile import show_plan
-from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import PrimFunc, Target
 
 ROUNDS = 3
@@ -109,7 +108,7 @@ class Bench:
                 theirs = metaschedule.build(kernel, self.target)
                 row.metaschedule_us = self.timed([mine, theirs], jobs, planned.func, row)
         if plans and task.graph is not None and planned.option.plan is not None:
-            best = self.best_random(task, planned.option.plan, jobs, row, plans)
+            best = self.best_random(task, jobs, row, plans)
             if best is not None:
                 theirs = build(best, self.target)
                 row.random_us = self.timed([mine, theirs], jobs, planned.func, row)
@@ -161,9 +160,7 @@ class Bench:
         row.other_failure = failure if len(kernels) > 1 else ""
         return other_us
 
-    def best_random(
-        self, task: Task, first: TilePlan, jobs: Jobs, row: Row, count: int
-    ) -> PrimFunc | None:
+    def best_random(self, task: Task, jobs: Jobs, row: Row, count: int) -> PrimFunc | None:
         """The fastest of `count` random legal plans that compile and compute the right values."""
         assert task.graph is not None
         start = time.perf_counter()
@@ -171,7 +168,7 @@ class Bench:
         best: PrimFunc | None = None
         best_us = float("inf")
         lanes = self.hardware.lanes(4)
-        drawn = random_plans(task.func, task.graph, first, lanes, count, self.seed)
+        drawn = random_plans(task.func, task.graph, lanes, self.threads, count, self.seed)
         timeout_s = max(MIN_TIMEOUT_S, SLOW_FACTOR * row.predicted_us / 1e6)
         with Measurer(self.hardware.target, self.threads, timeout_s=timeout_s) as measurer:
             while batch := list(itertools.islice(drawn, BATCH_OF_PLANS)):

@@ -11,7 +11,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS
 
 from tvm_ext.measure import Job, OutputCheck, make_inputs
 from tvm_ext.planner import Task, make_task
-from tvm_ext.tuner import reference_checks
+from tvm_ext.trials import reference_checks
 from tvm_ext.tvm_api import PrimFunc, te, tvm
 from tvm_ext.verify import arguments_of
 

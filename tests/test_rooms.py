@@ -21,7 +21,7 @@ LEVELS = {
     2: {"records", "tir", "frontend", "compute"},
     3: {"picker", "search", "measure", "graph", "report"},
     4: {"runtime"},
-    5: {"assembly", "check", "planner", "verify", "passes", "flow", "tuner"},
+    5: {"assembly", "check", "planner", "verify", "passes", "flow", "trials", "tuner"},
     6: {"cli"},
     7: {"tune", "compile", "replay", "run", "logs", "report.__main__"},
 }

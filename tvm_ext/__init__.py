@@ -3,6 +3,7 @@
     compiled = tvm_ext.compile("model.onnx")     seconds, nothing measured
     compiled = tvm_ext.tune("model.onnx")        measured, with a log to replay
     compiled = tvm_ext.load("model.so")          an artifact made earlier
+    tvm_ext.tune_tir(primfunc)                   the same for one TensorIR function
     tvm_ext.passes                               the Relax passes, for flows of your own
 
 Reading guide: `tile` is the vocabulary, `flow` the place where everything meets.
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
     from tvm_ext.check import check_model
     from tvm_ext.flow import compile, replay
     from tvm_ext.runtime.executor import load
-    from tvm_ext.tuner import tune
+    from tvm_ext.tuner import tune, tune_tir
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "check_model", "compile", "load", "passes", "replay", "targets", "tune"]
+__all__ = [
+    "__version__",
+    "check_model",
+    "compile",
+    "load",
+    "passes",
+    "replay",
+    "targets",
+    "tune",
+    "tune_tir",
+]
 
 _WHERE = {
     "check_model": ("tvm_ext.check", "check_model"),
@@ -30,6 +41,7 @@ _WHERE = {
     "replay": ("tvm_ext.flow", "replay"),
     "load": ("tvm_ext.runtime.executor", "load"),
     "tune": ("tvm_ext.tuner", "tune"),
+    "tune_tir": ("tvm_ext.tuner", "tune_tir"),
     "passes": ("tvm_ext.passes", ""),
     "targets": ("tvm_ext.hardware", ""),
 }

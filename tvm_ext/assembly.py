@@ -22,12 +22,13 @@ from tvm_ext.measure.build import Built
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.job import Failure
 from tvm_ext.passes import apply_plans, lowering_passes
-from tvm_ext.planner import Planned, Task, hash_text, next_option
+from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.export import Parts, with_manifest
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
+from tvm_ext.tir.signature import hash_text
 from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, Target, tvm, tvm_version
 from tvm_ext.verify import check, has_reference
 

@@ -12,6 +12,7 @@ import msgspec
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.errors import LogError, ModelError, TargetError
 from tvm_ext.hardware import physical_cores, resolve
+from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import graph_passes, tasks_of
 from tvm_ext.planner import Planned, plan_task
 from tvm_ext.records import Database
@@ -24,8 +25,8 @@ from tvm_ext.tvm_api import IRModule, Target, relax, static_extents
 Shapes = Mapping[str, Sequence[int]]
 
 
-def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
-    """Imports a model and takes it down to unscheduled groups for a machine."""
+def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
+    """The machine a target names, with the threads that are to be used. Raises TargetError."""
     hardware = resolve(target)
     if hardware.kind == "cuda":
         raise TargetError(
@@ -35,6 +36,12 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     if hardware.name == "cpu/host" or num_threads:
         threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)
+    return hardware
+
+
+def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
+    """Imports a model and takes it down to unscheduled groups for a machine."""
+    hardware = hardware_for(target, num_threads)
     if isinstance(model, IRModule):
         mod, name = model, "module"
         notes: tuple[str, ...] = ()

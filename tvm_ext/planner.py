@@ -6,7 +6,6 @@ way to the next one, and the group says so in its report line.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
+from tvm_ext.tir.signature import hash_func
 from tvm_ext.tir.slices import Strides, dense, with_slices
 from tvm_ext.tvm_api import PrimFunc
 
@@ -117,19 +117,9 @@ class Planned:
 
 
 def multiply_flops(graph: TileGraph | None, plan: TilePlan | None) -> float:
-    """Operations of the reduction the plan tiles; 0 if it tiles none."""
-    anchor = graph.nodes[plan.anchor] if graph and plan else None
-    return anchor.flops if anchor and anchor.kind == "reduce" else 0.0
-
-
-def hash_func(func: PrimFunc) -> str:
-    """Twelve hex digits over a scheduled function's text, its name apart."""
-    return hash_text(func.without_attr("global_symbol").script())
-
-
-def hash_text(text: str) -> str:
-    """Twelve hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Operations of the reductions the plan tiles; 0 if it tiles none."""
+    anchors = [graph.nodes[part.anchor] for part in plan.parts()] if graph and plan else []
+    return sum(anchor.flops for anchor in anchors if anchor.kind == "reduce")
 
 
 def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:

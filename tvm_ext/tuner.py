@@ -1,8 +1,13 @@
-"""`tune`: measures the picker's best plans and their neighbours, task by task, into a log.
+"""`tune` and `tune_tir`: search for the plans of a model's tasks, or of one function, by measuring.
+
+    until the trials are spent:
+        the task scheduler chooses a task      by what is left to gain
+        its space proposes a batch of plans    drafted by the performance model and the learned one
+        they are measured                      each in a process of its own, checked, on disk
+        the learned model is trained anew
 
 The picker's first plan of every task is measured before anything else, so the result never starts
-behind the tuning-free one; a plan that seems faster is measured once more beside it at the end.
-Every batch is on disk before the next one starts.
+behind the tuning-free one; a plan that seems faster is measured again beside it at the end.
 """
 
 from __future__ import annotations
@@ -13,36 +18,37 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from math import isfinite
 from typing import Any
 
-import numpy as np
-
-import tvm_ext
-from tvm_ext.assembly import Lowered, assemble
-from tvm_ext.errors import PlanError
-from tvm_ext.flow import Shapes, log_notes, lower, plan_all
+from tvm_ext.assembly import assemble
+from tvm_ext.errors import ModelError
+from tvm_ext.flow import Shapes, hardware_for, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
-from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
-from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.picker import PREFETCH_BYTES, packed_bytes, pick
-from tvm_ext.planner import Task, hash_func
-from tvm_ext.records import Database, Record, RecordFailure, TaskKey
+from tvm_ext.measure.build import build
+from tvm_ext.measure.job import Failure
+from tvm_ext.picker import pick, predict
+from tvm_ext.planner import Task, make_task, plan_task
+from tvm_ext.records import Database, Record
 from tvm_ext.runtime.executor import Compiled
-from tvm_ext.search import neighbours
+from tvm_ext.search import CostModel, Objective, SketchRule, TaskScheduler, TaskSpace
+from tvm_ext.search import Progress as Spent
+from tvm_ext.search.task_scheduler import likeness
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir import write
-from tvm_ext.tir.compare import choose
-from tvm_ext.tvm_api import PrimFunc, Target, tvm_version
-from tvm_ext.verify import arguments_of, point_count
+from tvm_ext.trials import Trials
+from tvm_ext.tvm_api import PrimFunc, Target
 
-BATCH = 4
 PICKED = 12
-"""Plans of the picker that are queued for a task; neighbours of the best follow."""
+"""Plans of the picker that a task's search starts from."""
+BATCHES = 6
+"""Batches over which the trials of a task are spread, so that the model learns in between."""
+LEAST_BATCH, LARGEST_BATCH = 4, 16
+SETTLED = 3
+"""Times that a plan is measured again beside the picker's first before it is believed."""
 
 
 @dataclass
@@ -50,34 +56,31 @@ class Progress:
     """One task while it is tuned."""
 
     task: Task
-    first: TilePlan
-    predicted_us: float
-    roof_us: float
-    queue: list[TilePlan] = field(default_factory=list)
-    tried: dict[TilePlan, float] = field(default_factory=dict)
-    expanded: set[TilePlan] = field(default_factory=set)
-    trials: int = 0
+    space: TaskSpace
+    spent: Spent
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
-    def best(self) -> TilePlan:
-        """The fastest plan so far."""
-        working = {plan: us for plan, us in self.tried.items() if us < float("inf")}
-        return min(working, key=lambda plan: working[plan]) if working else self.first
+    def trials(self) -> int:
+        """Trials spent on the task, those found in the log included."""
+        return self.spent.trials
+
+    @property
+    def roof_us(self) -> float:
+        """Least latency the machine's roofline allows."""
+        return self.spent.roof_us
 
     @property
     def best_us(self) -> float:
         """Latency of the fastest plan so far; infinite before the first one."""
-        return min(self.tried.values(), default=float("inf"))
-
-    @property
-    def gain_us(self) -> float:
-        """What is left to gain over the whole model, by the roofline and the trials spent."""
-        gap = max(0.0, self.best_us - self.roof_us) if self.tried else self.predicted_us
-        return self.task.calls * gap / (1 + self.trials / BATCH)
+        return self.space.best_us
 
 
 Watch = Callable[[list[Progress], int], None]
+
+
+def _unwatched(_tasks: list[Progress], _done: int) -> None:
+    """Looks at nothing."""
 
 
 def tune(
@@ -104,40 +107,121 @@ def tune(
     deadline = time.monotonic() + (time_budget_s or float("inf"))
     lowered = lower(model, target, shapes, num_threads)
     database = Database.open(log, create=True)
-    tuner = Tuner(lowered, database, seed, watch or (lambda _tasks, _done: None))
-    try:
-        with tuner.until_interrupted():
-            tuner.run(trials, deadline)
-    except KeyboardInterrupt:  # a second Ctrl-C
-        tuner.interrupted = True
-    finally:
-        tuner.close()
+    calls = {task.signature: (task, (float(task.calls),)) for task in lowered.distinct.values()}
+    tuner = Tuner(calls, lowered.hardware, database, seed, watch=watch or _unwatched)
+    tuner.search(trials, deadline)
     notes = (*lowered.notes, *log_notes(database, lowered), *tuner.notes())
     return assemble(lowered, plan_all(lowered, database), notes, verify=True)
 
 
-class Tuner:
-    """The measuring loop over all tasks of a model."""
+@dataclass(frozen=True)
+class TunedKernel:
+    """What `tune_tir` found."""
 
-    def __init__(self, lowered: Lowered, database: Database, seed: int, watch: Watch) -> None:
-        self.hardware: HardwareModel = lowered.hardware
-        self.database = database
-        self.seed = seed
+    func: PrimFunc
+    """The scheduled function; build it under `tir_pipeline="tvm_ext"`, or call `build`."""
+    plan: TilePlan | None
+    """None if the function has no structure that can be planned: it is as TVM wrote it."""
+    latency_us: float
+    """Of the best plan; infinite if none was measured."""
+    first_us: float
+    """Of the picker's first plan, which measures nothing."""
+    trials: int
+    target: Target
+    notes: tuple[str, ...]
+
+    def build(self, name: str = "main") -> Any:
+        """The machine code as a TVM runtime module whose entry is `name`. Raises ModelError."""
+        built = build(self.func, self.target, name, checked=True)
+        if isinstance(built, Failure):
+            raise ModelError(f"function {name}: TVM cannot build it: {built.message}")
+        return built.module
+
+
+def tune_tir(
+    func: PrimFunc,
+    target: Any = "cpu",
+    trials: int = 64,
+    *,
+    log: str | os.PathLike[str] = "tuning_logs",
+    time_budget_s: float | None = None,
+    seed: int = 0,
+    num_threads: int | None = None,
+    rules: Sequence[SketchRule] = (),
+    watch: Watch | None = None,
+) -> TunedKernel:
+    """Tunes one unscheduled function, whatever made it: TE, TVMScript, or a Relax flow.
+
+    rules  sketch rules of your own, tried before ours (`tvm_ext.search.sketch`)
+
+    The rest is as in `tune`. Raises TargetError, LogError.
+    """
+    deadline = time.monotonic() + (time_budget_s or float("inf"))
+    hardware = hardware_for(target, num_threads)
+    database = Database.open(log, create=True)
+    name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
+    task = make_task(func, name or "main")
+    tasks = {task.signature: (task, (1.0,))}
+    tuner = Tuner(tasks, hardware, database, seed, rules=rules, watch=watch or _unwatched)
+    tuner.search(trials, deadline)
+    planned = plan_task(task, hardware, database)
+    space = tuner.tasks[0].space if tuner.tasks else None
+    return TunedKernel(
+        func=planned.func,
+        plan=planned.option.plan,
+        latency_us=space.best_us if space else float("inf"),
+        first_us=space.measured.get(space.picked[0], float("inf")) if space else float("inf"),
+        trials=tuner.done,
+        target=Target(hardware.target),
+        notes=(*tuner.notes(), *planned.reasons),
+    )
+
+
+class Tuner:
+    """The measuring loop over tasks of one or several models.
+
+    tasks  by signature: the task, and its calls in each model
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, tuple[Task, tuple[float, ...]]],
+        hardware: HardwareModel,
+        database: Database,
+        seed: int,
+        *,
+        objective: Objective = "latency",
+        rules: Sequence[SketchRule] = (),
+        watch: Watch = _unwatched,
+    ) -> None:
+        self.hardware = hardware
         self.watch = watch
         self.interrupted = False
-        self._random = random.Random(seed)
-        self._measurer = Measurer(lowered.hardware.target, lowered.hardware.cores)
-        self._checks: dict[str, tuple[OutputCheck, ...]] = {}
+        self._trials = Trials(hardware, database, seed)
+        self._model = CostModel(seed, hardware.cores)
         self.tasks = [
             progress
-            for task in lowered.distinct.values()
-            if (progress := self._start(task)) is not None
+            for task, weights in tasks.values()
+            if (progress := self._start(task, weights, seed, rules)) is not None
         ]
+        spent = [progress.spent for progress in self.tasks]
+        self._scheduler = TaskScheduler(spent, random.Random(seed), objective)
 
     @property
     def done(self) -> int:
         """Trials spent, those found in the log included."""
         return sum(progress.trials for progress in self.tasks)
+
+    def search(self, trials: int, deadline: float) -> None:
+        """Spends the trials, or the time until `deadline` on the monotonic clock. The measuring
+        process ends with it."""
+        try:
+            with self.until_interrupted():
+                self.run(trials, deadline)
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self.interrupted = True
+        finally:
+            self._trials.close()
 
     @contextmanager
     def until_interrupted(self) -> Iterator[None]:
@@ -162,57 +246,55 @@ class Tuner:
             signal.signal(signal.SIGINT, before)
 
     def run(self, trials: int, deadline: float) -> None:
-        """Spends the trials: every task's first plan, then where most is left to gain."""
+        """Every task's first plan, then where most is left to gain; at the end the best again."""
         self.watch(self.tasks, self.done)
-        first = [p for p in self.tasks if p.first not in p.tried]
-        for progress in sorted(first, key=lambda p: -p.gain_us):
+        first = [p for p in self.tasks if p.space.picked[0] not in p.space.measured]
+        for progress in sorted(first, key=lambda p: -sum(p.spent.weights) * p.roof_us):
             if self.done >= trials or self._over(deadline):
                 break
-            self.measure(progress, [progress.first])
+            self.measure(progress, [progress.space.picked[0]])
+        batch = trials // (BATCHES * max(1, len(self.tasks)))
+        batch = max(LEAST_BATCH, min(LARGEST_BATCH, batch))
         while self.done < trials and not self._over(deadline):
-            open_tasks = [p for p in self.tasks if p.tried and self._refill(p)]
-            if not open_tasks:
+            place = self._scheduler.next()
+            if place is None:
                 break
-            progress = max(open_tasks, key=lambda p: p.gain_us)
-            count = min(BATCH, trials - self.done)
-            batch, progress.queue = progress.queue[:count], progress.queue[count:]
-            self.measure(progress, batch)
+            progress = self.tasks[place]
+            self.learn()
+            plans = progress.space.propose(min(batch, trials - self.done), self._model)
+            if plans:
+                self.measure(progress, plans)
+            else:
+                progress.spent.exhausted = True
         for progress in self.tasks:
-            if not self._over(deadline):
-                self.settle(progress)
+            self.settle(progress, deadline)
 
     def _over(self, deadline: float) -> bool:
         return self.interrupted or time.monotonic() > deadline
 
-    def measure(self, progress: Progress, plans: list[TilePlan], *, again: bool = False) -> None:
-        """Measures plans of one task and appends their records."""
-        jobs: list[tuple[TilePlan, PrimFunc]] = []
-        records: list[Record] = []
-        for plan in plans:
-            try:
-                jobs.append((plan, write(progress.task.func, plan)))
-            except PlanError as error:
-                failure = RecordFailure(error.reason, str(error))
-                records.append(self._record(progress.task, plan, "", (), failure))
-        outcomes = self._measurer.measure(
-            [self._job(progress.task, func) for _, func in jobs], best_us=progress.best_us
-        )
-        for (plan, func), outcome in zip(jobs, outcomes, strict=True):
-            records.append(self._outcome(progress.task, plan, func, outcome))
-        self.database.append(records)
-        self.database.reload()
+    def learn(self) -> None:
+        """Trains the model on all that was measured."""
+        self._model.fit([e for progress in self.tasks for e in progress.space.examples()])
+
+    def measure(
+        self, progress: Progress, plans: Sequence[TilePlan], *, again: bool = False
+    ) -> None:
+        """Measures plans of one task; measured `again`, they count as no trials."""
+        records = self._trials.run(progress.task, plans, progress.best_us)
         self._take(progress, records, again=again)
         self.watch(self.tasks, self.done)
 
-    def settle(self, progress: Progress) -> None:
-        """Runs the best plan and the picker's first one side by side; the log keeps both."""
-        if progress.best == progress.first or not progress.tried:
-            return
-        self.measure(progress, [progress.first, progress.best], again=True)
-
-    def close(self) -> None:
-        """Ends the measuring process."""
-        self._measurer.close()
+    def settle(self, progress: Progress, deadline: float) -> None:
+        """Runs the best plan and the picker's first one side by side until what is best has been
+        measured more than once: of many plans, the luckiest single measurement is not the best."""
+        space = progress.space
+        for _ in range(SETTLED):
+            if self._over(deadline) or not isfinite(space.best_us):
+                return
+            best = space.best
+            if best == space.picked[0] or len(self._known(progress, best)) > 1:
+                return
+            self.measure(progress, [space.picked[0], best], again=True)
 
     def notes(self) -> list[str]:
         """What happened, for the report."""
@@ -227,112 +309,38 @@ class Tuner:
             notes.append("interrupted: the best plans so far are used")
         return notes
 
-    def _start(self, task: Task) -> Progress | None:
-        """The task with its queue and what the log knows of it; None if nothing can be planned."""
+    def _start(
+        self, task: Task, weights: tuple[float, ...], seed: int, rules: Sequence[SketchRule]
+    ) -> Progress | None:
+        """The task with what the log knows of it; None if nothing can be planned."""
         if task.graph is None:
             return None
-        candidates = pick(task.graph, self.hardware, PICKED)
-        if not candidates:
+        picked = [candidate.plan for candidate in pick(task.graph, self.hardware, PICKED)]
+        if not picked:
             return None
-        plans = [candidate.plan for candidate in candidates]
-        predicted_us = candidates[0].estimate.latency_us
-        limit = roof(task.graph.flops, task.graph.io_bytes, self.hardware)
-        progress = Progress(task, plans[0], predicted_us, limit.latency_us)
-        known = self.database.measured(task.signature, self.hardware.fingerprint())
-        self._take(progress, list(known.values()))
-        progress.queue = [plan for plan in plans[1:] if plan not in progress.tried]
+        hardware = self.hardware
+        space = TaskSpace(
+            task.graph, hardware, picked, lambda g, p: predict(g, p, hardware), seed, rules
+        )
+        limit = roof(task.graph.flops, task.graph.io_bytes, hardware)
+        similar = likeness(task.kind, task.flops)
+        progress = Progress(task, space, Spent(weights, task.flops, limit.latency_us, similar))
+        known = self._trials.database.measured(task.signature, hardware.fingerprint())
+        if known:
+            self._take(progress, list(known.values()))
         return progress
 
+    def _known(self, progress: Progress, plan: TilePlan) -> list[Record]:
+        """All records of one plan."""
+        task, mark = progress.task.signature, self.hardware.fingerprint()
+        return [r for r in self._trials.database.records(task, mark) if r.plan == plan]
+
     def _take(self, progress: Progress, records: list[Record], *, again: bool = False) -> None:
+        database, mark = self._trials.database, self.hardware.fingerprint()
+        typical = database.typical(progress.task.signature, mark)
         for record in records:
-            progress.tried[record.plan] = record.best_us
-            progress.trials += 0 if again else 1
+            progress.space.take(record.plan, typical[record.plan])
+            progress.spent.trials += 0 if again else 1
             if record.error is not None:
                 progress.failures[record.error.kind] += 1
-
-    def _refill(self, progress: Progress) -> bool:
-        """Whether plans are left to try; neighbours of the best are queued when the queue ends."""
-        if not progress.queue and progress.task.graph is not None:
-            best = progress.best
-            if best in progress.expanded:
-                return False
-            progress.expanded.add(best)
-            near = [p for p in neighbours(progress.task.graph, best) if p not in progress.tried]
-            self._random.shuffle(near)
-            progress.queue = near
-        return bool(progress.queue)
-
-    def _job(self, task: Task, func: PrimFunc) -> Job:
-        if task.signature not in self._checks:
-            self._checks[task.signature] = tuple(reference_checks(task, self.seed))
-        written = len(task.reference.outputs) if task.reference else 1
-        return Job(
-            func=func,
-            arguments=arguments_of(task.func, written),
-            checks=self._checks[task.signature],
-            seed=self.seed,
-            cold=_has_weights(task),
-        )
-
-    def _outcome(self, task: Task, plan: TilePlan, func: PrimFunc, outcome: Outcome) -> Record:
-        failure = outcome.failure
-        error = RecordFailure(failure.kind, failure.message) if failure else None
-        return self._record(
-            task, plan, hash_func(func), outcome.latency_us if not error else (), error
-        )
-
-    def _record(
-        self,
-        task: Task,
-        plan: TilePlan,
-        tir_hash: str,
-        latency_us: tuple[float, ...],
-        error: RecordFailure | None,
-    ) -> Record:
-        graph = task.graph
-        key = TaskKey(
-            task.signature,
-            task.kind,
-            int(task.flops),
-            graph.io_bytes if graph else 0,
-        )
-        return Record(
-            task=key,
-            hardware=self.hardware.fingerprint(),
-            hardware_name=self.hardware.name,
-            target=str(Target(self.hardware.target)),
-            plan=plan,
-            latency_us=tuple(round(us, 3) for us in latency_us),
-            error=error,
-            seed=self.seed,
-            tir_hash=tir_hash,
-            versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
-            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        )
-
-
-def _has_weights(task: Task) -> bool:
-    """Whether the task reads weights that a model would find out of cache."""
-    graph = task.graph
-    return graph is not None and any(
-        packed_bytes(graph, node) >= PREFETCH_BYTES for node in graph.nodes
-    )
-
-
-def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:
-    """Points of every output with their reference values; none if the task has no reference."""
-    reference = task.reference
-    if reference is None:
-        return
-    inputs = make_inputs(arguments_of(task.func, len(reference.outputs)), seed)
-    for place, (shape, _) in enumerate(reference.outputs):
-        where = choose(shape, None, point_count(reference, place), seed)
-        points = reference.points(inputs, place, where)
-        known = np.isfinite(points.bounds)
-        yield OutputCheck(
-            output=place,
-            flat_indices=where[known],
-            values=points.values[known],
-            rtol=0.0,
-            atol=points.bounds[known],
-        )
+        progress.spent.history_us.append(progress.best_us)

@@ -71,6 +71,9 @@ instruction: LLVM does the same sooner."""
 TIR_PIPELINE = "tvm_ext"
 """TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, register tiles
 on the stack."""
+KERNEL_PIPELINE = "tvm_ext_kernel"
+"""The same for kernels whose arguments are known to fit: without the checks of each one's type,
+shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""
 STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
 
@@ -165,7 +168,14 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
     return run, host, finalize_device
 
 
+def _kernel_pipeline() -> tuple[Any, Any, Any]:
+    lower, host, device = _tir_pipeline()
+    unchecked = tvm.transform.Sequential([tirx.transform.SkipAssert(), host()])
+    return lower, lambda: unchecked, device
+
+
 tirx.register_tir_pipeline(TIR_PIPELINE, _tir_pipeline)
+tirx.register_tir_pipeline(KERNEL_PIPELINE, _kernel_pipeline)
 
 
 def schedule_of(func: PrimFunc) -> Schedule:
@@ -250,6 +260,7 @@ def default_legalise(name: str) -> Any:
 
 
 __all__ = [
+    "KERNEL_PIPELINE",
     "PASS_CONFIG",
     "TIR_PIPELINE",
     "Analyzer",

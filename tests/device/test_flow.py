@@ -18,7 +18,7 @@ import tvm
 from tiny import tiny_model
 
 import tvm_ext
-from tvm_ext import assembly, flow, tuner
+from tvm_ext import assembly, flow, trials
 from tvm_ext.errors import InputError, LogError, ModelError, TargetError
 from tvm_ext.measure.build import Built
 from tvm_ext.measure.job import Failure
@@ -261,7 +261,7 @@ def test_replay_measures_nothing_and_gives_the_same_code(
         raise AssertionError("replay measured or ran something")
 
     expected = tvm_ext.compile(str(model), log=log)
-    monkeypatch.setattr(tuner.Measurer, "measure", never)
+    monkeypatch.setattr(trials.Measurer, "measure", never)
     monkeypatch.setattr(assembly, "check", never)
     script = (
         "import sys, tvm_ext\n"

@@ -66,7 +66,9 @@ def assert_right(planned: list[Planned], hardware: HardwareModel) -> None:
     """Builds the kernels and checks each; reports all that are wrong, not just the first."""
     funcs = [entry.func for entry in planned]
     wrong = []
-    for entry, built in zip(planned, build_many(funcs, Target(hardware.target)), strict=True):
+    kernels = build_many([(func, None) for func in funcs], Target(hardware.target))
+    for entry, written in zip(planned, kernels, strict=True):
+        built = written.kernel
         error = check(entry, built.main) if isinstance(built, Built) else str(built)
         if error:
             wrong.append(f"{describe(entry)}: {error}")

@@ -126,7 +126,8 @@ def test_plans_are_right(name: str) -> None:
     planned = [
         Planned(task, write(task.func, plan), Option("picker", plan), []) for plan in plans_of(task)
     ]
-    kernels = build_many([entry.func for entry in planned], Target(resolve("cpu").target))
+    jobs = [(entry.func, None) for entry in planned]
+    kernels = [one.kernel for one in build_many(jobs, Target(resolve("cpu").target))]
     wrong = []
     for entry, built in zip(planned, kernels, strict=True):
         error = check(entry, built.main) if isinstance(built, Built) else str(built)

@@ -237,6 +237,33 @@ def total(*shape: int, kept: int = 0) -> TileGraph:
     return build.graph()
 
 
+def attention(rows: int, columns: int, depth: int) -> TileGraph:
+    """Softmax of q [rows, depth] times k [columns, depth], times v [columns, depth]."""
+    build = GraphBuilder("attention")
+    q = build.tensor("q", (rows, depth), "input")
+    k = build.tensor("k", (columns, depth), "input")
+    v = build.tensor("v", (columns, depth), "input")
+    scores = build.tensor("scores", (rows, columns))
+    scaled = build.tensor("scaled", (rows, columns))
+    top = build.tensor("top", (rows,))
+    powers = build.tensor("powers", (rows, columns))
+    total_ = build.tensor("total", (rows,))
+    shares = build.tensor("shares", (rows, columns))
+    y = build.tensor("y", (rows, depth), "output")
+    i, j, d = {"i": 1}, {"j": 1}, {"d": 1}
+    across = {"i": rows, "j": columns}
+    down = {"i": rows, "j*": columns}
+    build.node("qk", {**across, "d*": depth}, [(q, [i, d]), (k, [j, d])], (scores, [i, j]), 2.0)
+    build.node("scale", across, [(scores, [i, j])], (scaled, [i, j]))
+    build.node("max", down, [(scaled, [i, j])], (top, [i]))
+    build.node("exp", across, [(scaled, [i, j]), (top, [i])], (powers, [i, j]), 10.0)
+    build.node("sum", down, [(powers, [i, j])], (total_, [i]))
+    build.node("divide", across, [(powers, [i, j]), (total_, [i])], (shares, [i, j]))
+    axes = {"i": rows, "d": depth, "j*": columns}
+    build.node("pv", axes, [(shares, [i, j]), (v, [j, d])], (y, [i, d]), 2.0)
+    return build.graph()
+
+
 GRAPHS: dict[str, TileGraph] = {
     "conv_large": conv(56, 56, 64, 64),
     "conv_stem": conv(112, 112, 3, 64, kernel=7, stride=2, block=32),
@@ -270,6 +297,8 @@ GRAPHS: dict[str, TileGraph] = {
     "sum_rows": total(512, 1024, kept=1),
     "sum_prime": total(7, 11, 13, kept=2),
     "sum_to_scalar": total(64, 1024),
+    "attention_large": attention(128, 384, 64),
+    "attention_prime": attention(7, 13, 5),
 }
 
 

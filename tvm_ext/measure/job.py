@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from tvm_ext.measure.inputs import Argument
-
-FailureKind = Literal["compile", "crash", "hang", "launch", "wrong"]
+from tvm_ext.tile.plan import TilePlan
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a candidate has no latency.
+    """Why a candidate has no latency. `kind` is the reason of a plan that could not be written
+    (`PlanError.reason`), or
 
     compile  TVM or LLVM refused it, died over it, or took too long
-    launch   the kernel refused its arguments
+    launch   its arguments are not those of the job, or the call raised
     crash    the kernel was ended by a signal
     hang     the kernel did not return within the time limit
     wrong    an output differs from its reference, or was not written everywhere
     """
 
-    kind: FailureKind
+    kind: str
     message: str
 
 
@@ -43,14 +43,16 @@ class OutputCheck(msgspec.Struct, frozen=True, eq=False):
 
 
 class Job(msgspec.Struct, frozen=True, eq=False):
-    """A scheduled kernel to compile, verify and time."""
+    """A kernel to schedule, compile, verify and time."""
 
     func: Any
-    """A scheduled `tirx.PrimFunc` whose parameters are `arguments`, in order."""
+    """A `tirx.PrimFunc` whose parameters are `arguments`, in order."""
     arguments: tuple[Argument, ...]
     checks: tuple[OutputCheck, ...] = ()
     seed: int = 0
     """Seed of the input data."""
+    plan: TilePlan | None = None
+    """By which it is scheduled; None if it is already."""
     cold: bool = False
     """Time single calls with all arguments but the first out of cache, as a model finds its
     weights."""
@@ -61,6 +63,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     latency_us: tuple[float, ...] = ()
     failure: Failure | None = None
+    tir_hash: str = ""
+    """`tir.hash_func` of the schedule; empty if there is none."""
 
     @property
     def best_us(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tvm_ext.measure.job import Failure, FailureKind, Job, Outcome
+from tvm_ext.measure.job import Failure, Job, Outcome
 from tvm_ext.measure.remote import Remote
 from tvm_ext.measure.sandbox import Limits
 from tvm_ext.tvm_api import tvm
@@ -23,10 +23,11 @@ class Measurer:
     brings the compiler down fails by itself; the batch goes on.
 
     Timing: two calls verify the kernel and warm it up. A candidate whose faster call took more
-    than four times the best so far plus 5 ms ends there, with these two times. Others are
-    repeated, at least five repeats of at least 5 ms each; while the median of five lies more than
-    5 % above their minimum, which is the mark of another process at work, up to two rounds of
-    five follow. All repeats are reported: `Outcome.best_us` is their median.
+    than four times the best so far plus 5 ms ends there, with these two times, one whose first
+    repeat is 1.3 times the best with that. Others are repeated three times, at least 4 ms each;
+    while the median of three lies more than 5 % above their minimum, which is the mark of another
+    process at work, up to two rounds of three follow. All repeats are reported: `Outcome.best_us`
+    is their median.
 
     target           TVM target, as anything `tvm.target.Target` takes
     num_threads      threads each kernel runs on
@@ -77,7 +78,12 @@ class Measurer:
         self.close()
 
     def _run(self, jobs: Sequence[Job], limits: Limits, best_us: float) -> list[Outcome]:
-        sent = [msgspec.structs.replace(job, func=tvm.ir.save_json(job.func)) for job in jobs]
+        # one text for all candidates of a function: it is sent once
+        texts = {id(job.func): "" for job in jobs}
+        sent = []
+        for job in jobs:
+            texts[id(job.func)] = texts[id(job.func)] or tvm.ir.save_json(job.func)
+            sent.append(msgspec.structs.replace(job, func=texts[id(job.func)]))
         outcomes: dict[int, Outcome] = {}
         batches = [list(range(len(jobs)))] if jobs else []
         while batches:
@@ -156,7 +162,7 @@ class Measurer:
             raise RuntimeError(f"the measuring process did not start: {words}")
         if len(suspects) > 1:
             return suspects
-        kind: FailureKind = "compile" if building else "crash"
+        kind = "compile" if building else "crash"
         outcomes[suspects[0]] = Outcome(
             failure=Failure(kind, f"ended the measuring process: {words}")
         )

@@ -16,13 +16,14 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy.ma  # noqa: F401 - TVM's evaluator takes medians, which load it: once here, not per child
 
 from tvm_ext.measure.build import Built, build_many
 from tvm_ext.measure.inputs import Argument, make_inputs
-from tvm_ext.measure.job import Job, Outcome
+from tvm_ext.measure.job import Failure, Job, Outcome
 from tvm_ext.measure.sandbox import Limits, run_forked
-from tvm_ext.tvm_api import tvm
+from tvm_ext.tvm_api import PrimFunc, tvm
 
 
 def serve(descriptor: int) -> None:
@@ -62,18 +63,30 @@ def _batch(
         with lock:
             connection.send(("built" if finished else "building", index))
 
-    funcs = [tvm.ir.load_json(job.func) for job in jobs]
-    kernels = deque(build_many(funcs, target, workers, notify))
+    loaded = {text: tvm.ir.load_json(text) for text in dict.fromkeys(job.func for job in jobs)}
+    asked = [(loaded[job.func], job.plan) for job in jobs]
+    kernels = deque(build_many(asked, target, workers, notify))
     inputs = _Inputs()
     for index, job in enumerate(jobs):
-        kernel = kernels.popleft()
+        written = kernels.popleft()
+        kernel = written.kernel
         yield "running", index
+        if isinstance(kernel, Built):
+            kernel = _misfit(asked[index][0], job.arguments) or kernel
         if isinstance(kernel, Built):
             outcome = run_forked(kernel, job, inputs.of(job), limits, best_us)
         else:
             outcome = Outcome(failure=kernel)
+        outcome = msgspec.structs.replace(outcome, tir_hash=written.tir_hash)
         best_us = min(best_us, outcome.best_us)
         yield "outcome", index, outcome
+
+
+def _misfit(func: PrimFunc, arguments: tuple[Argument, ...]) -> Failure | None:
+    """Kernels do not look at their arguments: what is wrong with those they would be given."""
+    wanted = [(tuple(map(int, p.shape)), str(p.dtype)) for p in func.params]
+    given = [(argument.shape, argument.dtype) for argument in arguments]
+    return Failure("launch", f"takes {wanted}, is given {given}") if wanted != given else None
 
 
 class _Inputs:

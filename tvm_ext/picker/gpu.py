@@ -12,7 +12,7 @@ from math import prod
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import packed_divisor
-from tvm_ext.picker.anchor import choose_anchor, epilogue_of, hidden_work, row_tile, widest_bytes
+from tvm_ext.picker.anchor import choose_anchor, hidden_work, widest_bytes
 from tvm_ext.picker.gpu_perf import (
     estimate_block,
     limits,
@@ -28,6 +28,7 @@ from tvm_ext.tile.classify import (
     vectorisable,
     whole_reduction,
 )
+from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 

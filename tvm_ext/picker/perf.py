@@ -7,6 +7,7 @@ are charged for the work they really do, and the last wave for the cores it leav
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
 from typing import NamedTuple
@@ -63,6 +64,16 @@ class Estimate(msgspec.Struct, frozen=True):
     memory_us: float
     bound: str
     """`compute`, or the memory level whose bandwidth limits."""
+
+
+def together(estimates: Sequence[Estimate]) -> Estimate:
+    """What runs one after another; the longest gives the bound."""
+    return Estimate(
+        sum(one.latency_us for one in estimates),
+        sum(one.compute_us for one in estimates),
+        sum(one.memory_us for one in estimates),
+        max(estimates, key=lambda one: one.latency_us).bound,
+    )
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -19,15 +19,20 @@ from tvm_ext.picker.align import (
 )
 from tvm_ext.picker.anchor import (
     choose_anchor,
-    epilogue_of,
     hidden_work,
-    row_tile,
     widest_bytes,
 )
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order
-from tvm_ext.picker.perf import Candidate, compute_cycles, estimate, least_scattered, streaming
+from tvm_ext.picker.perf import (
+    Candidate,
+    compute_cycles,
+    estimate,
+    least_scattered,
+    streaming,
+    together,
+)
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
@@ -44,6 +49,8 @@ from tvm_ext.tile.classify import (
     vector_axis,
     vectorisable,
 )
+from tvm_ext.tile.cut import Piece, cut, joined
+from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
@@ -60,6 +67,33 @@ def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Cand
     """The best `count` plans for a group, best first; empty if no stage can be planned."""
     if hardware.kind == "cuda":
         return pick_blocks(graph, hardware, count)
+    pieces = cut(graph)
+    if len(pieces) > 1:
+        return pick_pieces(pieces, hardware, count)
+    return pick_piece(graph, hardware, count)
+
+
+def pick_pieces(pieces: tuple[Piece, ...], hardware: HardwareModel, count: int) -> list[Candidate]:
+    """The best plan of every piece together, then those with another plan for one piece."""
+    found = [pick_piece(piece.graph, hardware, count) for piece in pieces]
+    if not all(found):
+        return []
+    best = [candidates[0] for candidates in found]
+    choices = [best]
+    for place, candidates in enumerate(found):
+        choices += [[*best[:place], other, *best[place + 1 :]] for other in candidates[1:]]
+    whole = [
+        Candidate(
+            joined(pieces, tuple(one.plan for one in choice)),
+            together([one.estimate for one in choice]),
+        )
+        for choice in choices
+    ]
+    return sorted(whole, key=_latency)[:count]
+
+
+def pick_piece(graph: TileGraph, hardware: HardwareModel, count: int) -> list[Candidate]:
+    """The best plans for a group of which one stage, or one chain of stages, is tiled."""
     anchor = choose_anchor(graph)
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.chain import chain_estimate
 from tvm_ext.picker.gpu import predict_blocks
-from tvm_ext.picker.perf import Estimate, estimate, streaming
+from tvm_ext.picker.perf import Estimate, estimate, streaming, together
 from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.cut import cut, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
 
@@ -15,6 +16,10 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     """Predicted time of `plan` on `hw`, in microseconds, launch included."""
     if hw.kind == "cuda":
         return predict_blocks(graph, plan, hw)
+    if plan.also:
+        pieces = cut(graph)
+        parts = zip(pieces, parted(pieces, plan), strict=True)
+        return together([predict(piece.graph, part, hw) for piece, part in parts])
     if plan.rule == "tile":
         return estimate(graph, plan, hw)
     if plan.rule == "chain" and (chain := transform_chain(graph)):

@@ -88,16 +88,25 @@ class Database:
         lucky first measurement does not stand against later ones; one that ever failed is out. The
         record returned is the plan's latest.
         """
-        records = self.records(signature, fingerprint)
-        failed = {record.plan for record in records if not record.ok}
-        latest: dict[TilePlan, Record] = {}
+        latency_us = self.typical(signature, fingerprint)
+        plan = min(latency_us, key=lambda plan: latency_us[plan], default=None)
+        if plan is None or latency_us[plan] == float("inf"):
+            return None
+        return next(r for r in reversed(self.records(signature, fingerprint)) if r.plan == plan)
+
+    def typical(self, signature: str, fingerprint: str) -> dict[TilePlan, float]:
+        """The median latency of every plan tried, over all its records, in us; infinite for one
+        that ever failed."""
         latency_us: dict[TilePlan, list[float]] = defaultdict(list)
-        for record in records:
-            if record.plan not in failed:
-                latest[record.plan] = record
-                latency_us[record.plan].extend(record.latency_us)
-        plan = min(latest, key=lambda plan: median(latency_us[plan]), default=None)
-        return None if plan is None else latest[plan]
+        failed: set[TilePlan] = set()
+        for record in self.records(signature, fingerprint):
+            latency_us[record.plan].extend(record.latency_us)
+            if not record.ok:
+                failed.add(record.plan)
+        return {
+            plan: float("inf") if plan in failed else median(values)
+            for plan, values in latency_us.items()
+        }
 
     def measured(self, signature: str, fingerprint: str) -> dict[TilePlan, Record]:
         """The best record of every plan tried, failures included, so that none is tried again."""

@@ -7,35 +7,34 @@ from itertools import chain
 
 import msgspec
 
-from tvm_ext.tile.axis import Tile
+from tvm_ext.search.mutate import settled, with_extent
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
     TASK_LOOPS,
     cut_axis,
-    loops_in_use,
     packed_reads,
     producers,
     stageable,
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, TilePlan
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
     node = graph.nodes[plan.anchor]
     seen = {plan}
-    steps = (_resized(node, plan), _reordered(node, plan), _narrowed(node, plan))
+    steps = (_resized(graph, node, plan), _reordered(graph, node, plan), _narrowed(node, plan))
     for other in chain(*steps, _moved(graph, plan), _staged(graph, plan)):
         if other not in seen:
             seen.add(other)
             yield other
 
 
-def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+def _resized(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
     """One extent of one level up or down: doubled, halved, or by one vector or row."""
-    for place, entry in enumerate(plan.tiles):
+    for entry in plan.tiles:
         if len(entry.tile.extents) != len(node.axes):
             continue
         for axis, extent in enumerate(entry.tile.extents):
@@ -45,24 +44,10 @@ def _resized(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
             for size in (extent * 2, extent // 2, extent + step, extent - step):
                 if size == extent or not 1 <= size <= node.axes[axis].extent:
                     continue
-                tiles = list(plan.tiles)
-                tiles[place] = LevelTile(entry.level, _with(entry.tile, axis, size))
-                yield _settled(node, msgspec.structs.replace(plan, tiles=tuple(tiles)))
+                yield settled(graph, with_extent(plan, entry.level, axis, size))
 
 
-def _settled(node: TileNode, plan: TilePlan) -> TilePlan:
-    """The plan with fields that follow from its tiles brought in line."""
-    if plan.rule != "tile":
-        return plan
-    register, core = plan.at("register"), plan.at("core")
-    unroll = 1
-    for axis in node.reduce:
-        unroll *= register.extents[axis]
-    parallel = loops_in_use(node, core, plan.order)
-    return msgspec.structs.replace(plan, unroll=unroll, parallel=parallel)
-
-
-def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
     """Two neighbouring axes of one kind change places; a chain's channels come first or not."""
     if plan.rule == "chain" and plan.order in (IMAGE_FIRST, CHANNELS_FIRST):
         other = CHANNELS_FIRST if plan.order == IMAGE_FIRST else IMAGE_FIRST
@@ -74,7 +59,7 @@ def _reordered(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
         if node.axes[first].kind == node.axes[second].kind:
             order = list(plan.order)
             order[place : place + 2] = [second, first]
-            yield _settled(node, msgspec.structs.replace(plan, order=tuple(order)))
+            yield settled(graph, msgspec.structs.replace(plan, order=tuple(order)))
 
 
 def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
@@ -108,7 +93,3 @@ def _staged(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
         node = graph.nodes[plan.anchor]
         if reads := stageable(graph, node, plan.at("core"), plan.at("register")):
             yield msgspec.structs.replace(plan, staged=reads)
-
-
-def _with(tile: Tile, axis: int, size: int) -> Tile:
-    return Tile((*tile.extents[:axis], size, *tile.extents[axis + 1 :]))

@@ -46,6 +46,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     instruction  the instruction family the innermost loops are written for
     prefetch  whether each step asks for its share of the next panel of a packed operand
     staged    reads of the anchor (by number) whose part of a core tile is copied side by side first
+    also      plans of further stages of the same kernel, where several are worth tiling (`cut`)
     """
 
     rule: str
@@ -59,6 +60,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     instruction: str = "fma"
     prefetch: bool = False
     staged: tuple[int, ...] = ()
+    also: tuple[TilePlan, ...] = ()
 
     def at(self, level: str) -> Tile:
         """The anchor's tile at `level`; KeyError if the plan has none there."""
@@ -66,3 +68,7 @@ class TilePlan(msgspec.Struct, frozen=True):
             if entry.level == level:
                 return entry.tile
         raise KeyError(level)
+
+    def parts(self) -> tuple[TilePlan, ...]:
+        """The plan without `also`, and those."""
+        return (msgspec.structs.replace(self, also=()), *self.also) if self.also else (self,)

@@ -18,7 +18,8 @@ def show_plan(plan: TilePlan) -> str:
     if plan.prefetch:
         parts.append("prefetch")
     parts += [f"in{read}@core" for read in plan.staged]
-    return " ".join(part for part in (*parts, attach) if part)
+    own = " ".join(part for part in (*parts, attach) if part)
+    return " | ".join((own, *map(show_plan, plan.also)))
 
 
 def show_graph(graph: TileGraph) -> str:

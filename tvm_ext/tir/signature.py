@@ -64,6 +64,16 @@ def signature(func: PrimFunc) -> str:
     return hashlib.sha256(_Writer().write(func).encode()).hexdigest()[:16]
 
 
+def hash_func(func: PrimFunc) -> str:
+    """Twelve hex digits over a scheduled function's text, its name apart."""
+    return hash_text(func.without_attr("global_symbol").script())
+
+
+def hash_text(text: str) -> str:
+    """Twelve hex digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 class _Writer:
     """Writes the canonical text: variables and buffers become numbers in order of appearance."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.classify import has_no_gaps
+from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
@@ -50,75 +50,41 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
 
     Stages that the plan does not name are written loosely: their outer loops in parallel, their
     innermost loop vectorised where that is legal. Raises PlanError with the reason `structure` (the
-    function has no blocks), `rule` (unknown rule) or `schedule` (TVM refused a step).
+    function has no blocks), `schedule` (TVM refused a step) or one of `tile.legal.check_plan`.
     """
     prepared = prepare(func)
     if prepared is None:
         raise PlanError("structure", "plan: the function has no blocks to schedule")
-    if plan.rule not in RULES:
-        raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(RULES)}")
-    check_plan(prepared, plan)
+    parts = plan.parts()
+    for part in parts:
+        check_plan(prepared.graph, part)
+    loose = write_block_loose if plan.rule.startswith("block") else write_loose
+    named: set[int] = set()
     try:
-        RULES[plan.rule](prepared, plan)
-        anchored = set() if RULES[plan.rule] is _write_nothing else {plan.anchor}
-        loose = write_block_loose if plan.rule.startswith("block") else write_loose
-        named = {*anchored, *(entry.stage for entry in plan.attach if entry.level != "root")}
-        if plan.rule == "chain":
-            named = set(range(len(prepared.blocks)))
+        for part in parts:
+            RULES[part.rule](prepared, part)
+            named |= written(prepared, part)
         for index in range(len(prepared.blocks)):
             if index not in named:
                 loose(prepared, index, plan)
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     scheduled = prepared.schedule.mod["main"]
-    if any(entry.stage < plan.anchor and entry.level == "register" for entry in plan.attach):
+    if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
     scheduled = with_squares(scheduled)
-    if plan.prefetch:
+    if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
 
 
-LEVELS = {
-    "tile": ("core", "register"),
-    "chain": ("core", "register"),
-    "rows": ("core",),
-    "split": ("core",),
-    "flat": ("core",),
-    "loose": (),
-    "block": ("core", "shared", "register"),
-    "block_rows": ("core",),
-    "block_flat": ("core",),
-    "block_loose": (),
-}
-
-
-def check_plan(prepared: Prepared, plan: TilePlan) -> None:
-    """Raises PlanError for a plan that was made for another group, or was damaged.
-
-    Reasons: `anchor` (a stage that does not exist), `level` (a missing tile), `extent` (a tile of
-    another operator), `gaps` (a tile that writes no box), `lanes` (counts that mean nothing).
-    """
-    if plan.lanes < 1 or plan.parallel < 0:
-        raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
-    count = len(prepared.blocks)
-    for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
-        if not 0 <= stage < count:
-            raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
-    node = prepared.graph.nodes[plan.anchor]
-    axes = node.axes
-    tiles = {entry.level: entry.tile for entry in reversed(plan.tiles)}  # `at` takes the first
-    for level in LEVELS[plan.rule]:
-        if level not in tiles:
-            raise PlanError("level", f"plan: rule {plan.rule} needs a tile at {level}")
-        if not tiles[level].fits(axes):
-            extents = tuple(axis.extent for axis in axes)
-            raise PlanError(
-                "extent", f"plan: {level} tile {tiles[level].extents} in a stage of {extents}"
-            )
-        boxes = plan.rule in ("tile", "block") and level != "shared"
-        if boxes and not has_no_gaps(node, tiles[level]):
-            raise PlanError("gaps", f"plan: {level} tile {tiles[level].extents} leaves gaps")
+def written(prepared: Prepared, plan: TilePlan) -> set[int]:
+    """The stages that a plan without `also` has scheduled."""
+    if plan.rule == "chain":
+        return set(range(len(prepared.blocks)))
+    if RULES[plan.rule] is _write_nothing:
+        return set()
+    return {plan.anchor, *(entry.stage for entry in plan.attach if entry.level != "root")}
 
 
 def _first_line(error: Exception) -> str:

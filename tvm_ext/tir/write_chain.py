@@ -23,42 +23,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.errors import PlanError
-from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import CHANNELS_FIRST, TransformChain, even_lanes, transform_chain
+from tvm_ext.tile.classify import CHANNELS_FIRST, TransformChain, even_lanes
 from tvm_ext.tile.graph import TileNode
+from tvm_ext.tile.legal import check_chain
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prefetch import LINE_BYTES
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_tile import PARTITION, check_tiles, register_epilogue
+from tvm_ext.tir.write_tile import PARTITION, register_epilogue
 from tvm_ext.tvm_api import SBlockRV, Schedule, element_bytes
 
 SPACE = 6
 """Space axes of the product: a, b, n, ty, tx, o."""
-MIN_LANES = 4
 
 
 def write_chain(prepared: Prepared, plan: TilePlan) -> None:
-    """Schedules all five stages. Raises PlanError for a group or a tile of another form."""
+    """Schedules all five stages."""
     graph, schedule = prepared.graph, prepared.schedule
-    chain = transform_chain(graph)
-    if chain is None or plan.anchor != chain.product:
-        raise PlanError("structure", "plan: rule chain needs a product between two transforms")
-    levels = {entry.level for entry in plan.attach}
-    if len(plan.attach) != len(graph.nodes) - 1 or levels not in ({"core"}, {"root"}):
-        raise PlanError("attach", f"plan: rule chain with stages attached at {sorted(levels)}")
-    inside = levels == {"core"}
+    chain = check_chain(graph, plan)
+    inside = plan.attach[0].level == "core"
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
-    core, register = plan.at("core"), plan.at("register")
-    check_tiles(product, core, register, plan)
+    core = plan.at("core")
     lanes_in = even_lanes(product.extents[-1], plan.lanes)
     lanes_out = even_lanes(last.extents[-1], plan.lanes)
-    if min(lanes_in, lanes_out) < MIN_LANES:
-        raise PlanError("lanes", f"plan: vectors of {lanes_in} and {lanes_out} channels")
     rows, columns = (core.extents[3], core.extents[4]) if inside else (1, 1)
     channels = core.extents[5] if inside else lanes_out
-    if inside:
-        _check_cut(product, last, chain, core, lanes_out)
     grid = "bnhw" if plan.order == CHANNELS_FIRST else "nhw" if inside else "nhwb"
     task, block = _write_last(prepared, chain, (rows, columns, channels), lanes_out, grid)
     blocks = prepared.blocks
@@ -72,20 +60,6 @@ def write_chain(prepared: Prepared, plan: TilePlan) -> None:
         if not inside:
             schedule.parallel(schedule.fuse(*transforms))
     schedule.decompose_reduction(blocks[chain.product], sweep)
-
-
-def _check_cut(
-    product: TileNode, last: TileNode, chain: TransformChain, core: Tile, lanes: int
-) -> None:
-    """Core tiles at the border of the image must be whole, and so must blocks of channels."""
-    a, b, _, rows, columns, channels, _ = core.extents
-    if (a, b) != product.extents[:2]:
-        raise PlanError("extent", f"plan: core tile {core.extents} cuts the window")
-    if product.extents[5] % channels or channels % lanes:
-        raise PlanError("tail", f"plan: core tile {core.extents} leaves a tail of the channels")
-    for axis, tiles in ((3, rows), (4, columns)):
-        if tiles < product.extents[axis] and last.extents[axis - 2] % (tiles * chain.m):
-            raise PlanError("tail", f"plan: core tile {core.extents} leaves a tail of the image")
 
 
 def _write_last(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tvm_ext.errors import PlanError
-from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import cut_axis, is_affine
-from tvm_ext.tile.graph import TileNode
+from tvm_ext.tile.classify import is_affine
+from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import PARTITION, vectorise_last
@@ -27,8 +25,6 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
         return
     core = plan.at("core")
     extents = core.extents
-    if not core.fits(node.axes):
-        raise PlanError("extent", f"plan for {node.name}: core tile {extents} exceeds its axes")
     cut = contiguous_cut(node, core)
     outer, inner = schedule.split(loops[cut], [None, extents[cut]])
     grid = [*loops[:cut], outer]
@@ -42,14 +38,6 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
         vectorise_last(schedule, body, plan.lanes, hint=is_affine(node))
     if plan.parallel:
         schedule.parallel(task)
-
-
-def contiguous_cut(node: TileNode, core: Tile) -> int:
-    """The axis a contiguous core tile is cut on. Raises PlanError for any other tile."""
-    cut = cut_axis(core)
-    if any(node.axes[axis].extent != core.extents[axis] for axis in range(cut + 1, len(node.axes))):
-        raise PlanError("flat", f"plan for {node.name}: core tile {core.extents} is not contiguous")
-    return cut
 
 
 def write_loose(prepared: Prepared, index: int, plan: TilePlan) -> None:

@@ -22,9 +22,9 @@ from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import staged
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_flat import contiguous_cut
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError
 
 FETCH_BYTES = 16

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import is_affine
+from tvm_ext.tile.legal import row_count
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import vectorise_last
@@ -31,10 +31,7 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     """Schedules the anchor (the last stage) by rows and computes the attached stages per row."""
     schedule = prepared.schedule
     node, block = prepared.graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
-    core = plan.at("core").extents
-    rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
-    if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
-        raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
+    rows = row_count(node, plan)
     attached = sorted(entry.stage for entry in plan.attach if entry.level == "core")
     for other in prepared.blocks:
         if not schedule.get_loops(other):

@@ -8,7 +8,7 @@ parallel p: for i/P, k/64: part[p, 0:64] += f(x[...]);   sum over p;  the tree o
 from __future__ import annotations
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.classify import split_axis
+from tvm_ext.tile.legal import check_split
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_rows import partial_reductions, vectorise_partial
@@ -18,14 +18,10 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     """Schedules the anchor; the core tile is one part of its outermost reduction axis, parts are
     equal. Stages attached stay as they are: they are as short as the result.
 
-    Raises PlanError for an anchor without such an axis, or another core tile.
+    Raises PlanError where the vectors of partial results do not fall into the parts.
     """
     schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
-    axis, core = split_axis(node), plan.at("core").extents
-    if axis is None or any(
-        core[place] != other.extent for place, other in enumerate(node.axes) if place != axis
-    ):
-        raise PlanError("split", f"plan for {node.name}: core tile {core} cuts other axes")
+    axis = check_split(node, plan)
     for other in prepared.blocks:
         if not schedule.get_loops(other):
             schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
@@ -33,8 +29,8 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     block = partial[0] if partial else prepared.blocks[plan.anchor]
     loop = schedule.get_loops(block)[axis]
     steps = int(schedule.get(loop).extent)
-    parts = node.axes[axis].extent // core[axis]
-    if node.axes[axis].extent % core[axis] or steps % parts:
+    parts = node.axes[axis].extent // plan.at("core").extents[axis]
+    if steps % parts:
         raise PlanError("split", f"plan for {node.name}: {steps} steps in {parts} parts")
     outer, _ = schedule.split(loop, [parts, None])
     own = schedule.rfactor(outer, 0)

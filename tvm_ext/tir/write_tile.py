@@ -15,14 +15,11 @@ or, attached at `register`, where they are read (padding: see `guard`).
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     is_affine,
-    shares_index,
     slides,
     transposed_axis,
     vector_axis,
@@ -35,35 +32,6 @@ from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tvm_api import SBlockRV, Schedule
 
 PARTITION = "pragma_loop_partition_hint"
-MAX_UNROLLED = 512
-"""Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
-
-
-def check_tiles(node: TileNode, core: Tile, register: Tile, plan: TilePlan) -> None:
-    """Raises PlanError unless register tiles fit and divide core tiles that fit the axes."""
-    if not core.fits(node.axes) or not register.fits(node.axes):
-        raise PlanError("extent", f"plan for {node.name}: a tile exceeds its axes {node.extents}")
-    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
-        if c != axis.extent and c % r:
-            raise PlanError("divide", f"plan for {node.name}: {axis.name} core {c} by register {r}")
-        if axis.kind == "reduce" and axis.extent % r:
-            raise PlanError("divide", f"plan for {node.name}: {axis.name} {axis.extent} by {r}")
-    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
-    if len(cut) > 1 and any(cut):
-        raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
-    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
-        if axis.kind == "space" and axis.extent % c % r:
-            raise PlanError(
-                "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
-            )
-    for place in node.space if plan.attach else ():
-        own, c, r = node.axes[place], core.extents[place], register.extents[place]
-        if shares_index(node, place) and (own.extent % c or c % r):
-            raise PlanError("tail", f"plan for {node.name}: {own.name} leaves a tail")
-    if sorted(plan.order) != list(range(len(node.axes))):
-        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
-    if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
-        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
 
 
 def write_tile(prepared: Prepared, plan: TilePlan) -> None:
@@ -71,7 +39,6 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     schedule, graph = prepared.schedule, prepared.graph
     node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
     core, register = plan.at("core"), plan.at("register")
-    check_tiles(node, core, register, plan)
     reduces = node.kind == "reduce"
     copies = [_copy(schedule, prepared, plan.anchor, read) for read in plan.staged]
     epilogue: SBlockRV | None = None
@@ -85,8 +52,6 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     loops = schedule.get_loops(block)
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
-    if not node.space:
-        raise PlanError("space", f"plan for {node.name}: it has no space axis to tile")
     vector = vector_axis(node) if plan.lanes > 1 else None
     outer, middle, sweep, inner, lane = {}, {}, {}, {}, None
     for index, loop in enumerate(loops):
@@ -144,8 +109,6 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
 def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBlockRV:
     """A stage that copies what one read of the anchor takes; at a core tile only its part of it."""
     block, reads = prepared.blocks[anchor], prepared.graph.nodes[anchor].reads
-    if not 0 <= read < len(reads):
-        raise PlanError("staged", f"plan: stage {anchor} has no read {read}")
     body = schedule.get(block)
     # tensors are numbered, and named perhaps not uniquely: they occur in the order of their loads
     sources: list[Any] = []

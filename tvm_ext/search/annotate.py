@@ -1,0 +1,178 @@
+"""Annotation: the holes of a sketch filled at random (Ansor §4.2).
+
+Extents are drawn so that every order of magnitude is as likely as another. Nothing here knows the
+machine beyond its vector width; legality is `tile.legal`'s business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from math import prod
+
+from tvm_ext.errors import PlanError
+from tvm_ext.search.sketch import Sketch
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import (
+    CHANNELS_FIRST,
+    IMAGE_FIRST,
+    PHASES,
+    TASK_LOOPS,
+    loops_in_use,
+    packed_reads,
+    split_axis,
+    stageable,
+    vector_axis,
+)
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+MAX_WIDTH = 4
+"""Vectors side by side in a register tile."""
+MAX_ROWS = 16
+MAX_UNROLL = 16
+DRAWS_PER_PLAN = 50
+"""Draws after which a sketch is taken to have no more legal plans."""
+
+
+class Annotator:
+    """Draws plans of one group of one sketch. `lanes`: elements in the widest vector."""
+
+    def __init__(self, graph: TileGraph, lanes: int, source: random.Random) -> None:
+        self.graph = graph
+        self.lanes = lanes
+        self._random = source
+
+    def plans(self, sketch: Sketch, count: int) -> Iterator[TilePlan]:
+        """Up to `count` distinct legal plans of the sketch."""
+        seen: set[TilePlan] = set()
+        for _ in range(count * DRAWS_PER_PLAN):
+            plan = self.draw(sketch)
+            if plan in seen:
+                continue
+            seen.add(plan)
+            try:
+                check_plan(self.graph, plan)
+            except PlanError:
+                continue
+            yield plan
+            count -= 1
+            if not count:
+                return
+
+    def draw(self, sketch: Sketch) -> TilePlan:
+        """One plan, legal or not."""
+        node = self.graph.nodes[sketch.anchor]
+        match sketch.rule:
+            case "tile":
+                return self._tile(sketch, node)
+            case "chain":
+                return self._chain(sketch, node)
+            case "rows":
+                rows = self._random.randint(0, len(node.space))
+                box = [1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes)]
+                return self._whole(sketch, node, box, self._random.choice([0, rows]))
+            case "split":
+                box = list(node.extents)
+                if (axis := split_axis(node)) is not None:
+                    box[axis] = self._random.choice(_divisors(box[axis]))
+                return self._whole(sketch, node, box, 1)
+            case _:
+                cut = self._random.randrange(len(node.axes))
+                size = self._log_uniform(node.axes[cut].extent)
+                box = [1] * cut + [size, *node.extents[cut + 1 :]]
+                return self._whole(sketch, node, box, self._random.randint(0, 1))
+
+    def _whole(self, sketch: Sketch, node: TileNode, box: list[int], parallel: int) -> TilePlan:
+        """A plan with core tiles only."""
+        return TilePlan(
+            rule=sketch.rule,
+            anchor=sketch.anchor,
+            tiles=(LevelTile("core", Tile(tuple(box))),),
+            order=tuple(range(len(node.axes))),
+            parallel=parallel,
+            lanes=self._width(),
+            attach=sketch.attach,
+        )
+
+    def _tile(self, sketch: Sketch, node: TileNode) -> TilePlan:
+        """Register tiles, core tiles of whole register tiles, any order, any place of stages."""
+        lanes = self._width()
+        register, core = self._extents(node, vector_axis(node), lanes)
+        order = (*self._shuffled(node.space), *self._shuffled(node.reduce))
+        parallel = loops_in_use(node, core, order)
+        levels = ["root", "register", *(["core"] if parallel else [])]
+        places = [(stage, self._random.choice(levels)) for stage in sketch.movable]
+        side_by_side = stageable(self.graph, node, core, register) if parallel else ()
+        return TilePlan(
+            rule="tile",
+            anchor=sketch.anchor,
+            tiles=(LevelTile("core", core), LevelTile("register", register)),
+            order=order,
+            parallel=parallel,
+            lanes=lanes,
+            unroll=prod(register.extents[axis] for axis in node.reduce),
+            attach=(
+                *sketch.attach,
+                *(Attach(stage, level) for stage, level in places if level != "root"),
+            ),
+            prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+            staged=side_by_side if self._random.random() < 0.5 else (),
+        )
+
+    def _chain(self, sketch: Sketch, node: TileNode) -> TilePlan:
+        """Register tiles of the product, parts of the image or blocks of channels as core tiles."""
+        lanes = self._width()
+        register, core = self._extents(node, len(node.axes) - 2, lanes)
+        rest = core.extents[2:]
+        inside = sketch.attach[0].level == "core"
+        order = self._random.choice([IMAGE_FIRST, CHANNELS_FIRST]) if inside else PHASES
+        core = Tile((*node.extents[:2], *rest) if inside else (1, 1, *rest))
+        register = Tile((1, 1, *register.extents[2:]))
+        return TilePlan(
+            rule="chain",
+            anchor=sketch.anchor,
+            tiles=(LevelTile("core", core), LevelTile("register", register)),
+            order=order,
+            parallel=TASK_LOOPS[order],
+            lanes=lanes,
+            unroll=register.extents[-1],
+            attach=sketch.attach,
+            prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+        )
+
+    def _extents(self, node: TileNode, vector: int | None, lanes: int) -> tuple[Tile, Tile]:
+        """A register tile, and a core tile of whole ones or of whole axes."""
+        register: list[int] = []
+        core: list[int] = []
+        for axis, entry in enumerate(node.axes):
+            if entry.kind == "reduce":
+                divisors = [n for n in _divisors(entry.extent) if n <= MAX_UNROLL]
+                register.append(self._random.choice([1, *divisors]))
+                core.append(entry.extent)
+                continue
+            if axis == vector:
+                size = lanes * self._random.randint(1, MAX_WIDTH)
+            else:
+                size = self._log_uniform(min(MAX_ROWS, entry.extent))
+            register.append(min(size, entry.extent))
+            tiles = entry.extent // register[-1]
+            whole = self._random.random() < 0.5
+            core.append(entry.extent if whole else register[-1] * self._log_uniform(tiles))
+        return Tile(tuple(register)), Tile(tuple(core))
+
+    def _width(self) -> int:
+        """A whole vector most often; narrower ones are seldom right."""
+        return max(1, self.lanes // self._random.choice([1, 1, 1, 1, 2, 4]))
+
+    def _log_uniform(self, limit: int) -> int:
+        """1 to `limit`, each order of magnitude as likely as another."""
+        return max(1, min(limit, int((limit + 1) ** self._random.random())))
+
+    def _shuffled(self, axes: tuple[int, ...]) -> list[int]:
+        return self._random.sample(axes, len(axes))
+
+
+def _divisors(extent: int) -> list[int]:
+    return [size for size in range(1, extent + 1) if extent % size == 0]

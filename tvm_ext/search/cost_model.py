@@ -1,0 +1,118 @@
+"""The learned cost model: XGBoost over features of plans (Ansor §5.2).
+
+A plan's score is the sum over the rows of its stages, its target the throughput beside the best of
+its task, 0 to 1. The loss weighs fast plans most, for it is them that must be told apart:
+
+    loss = y * (sum of f(row) - y)^2
+
+One model serves all tasks and is trained anew from all it was shown; records of other tasks, or of
+a log that was shipped, say something about the first plans of a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_ext.search.features import FEATURES, Rows
+
+ROUNDS = 60
+LEAST_WEIGHT = 0.05
+"""Weight of a plan that failed, or is so slow that nothing else would tell it from the best."""
+PARAMETERS: dict[str, Any] = {
+    "max_depth": 7,
+    "eta": 0.15,
+    "gamma": 1e-4,
+    "lambda": 0.1,
+    "min_child_weight": 0.0,
+    "subsample": 0.9,
+    "colsample_bytree": 0.7,
+    "base_score": 0.0,
+    "tree_method": "hist",
+    "max_bin": 64,
+}
+
+
+class Example(msgspec.Struct, frozen=True, eq=False):
+    """One measured plan: its task, its rows of features, its latency (infinite if it failed)."""
+
+    task: str
+    rows: Rows
+    latency_us: float
+
+
+class CostModel:
+    """Tells fast plans from slow ones. Untrained until `fit` has seen two plans that work."""
+
+    def __init__(self, seed: int = 0, threads: int = 1) -> None:
+        self._parameters = {**PARAMETERS, "seed": seed, "nthread": threads}
+        self._booster: Any = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is a model."""
+        return self._booster is not None
+
+    def fit(self, examples: Sequence[Example]) -> None:
+        """Train on all examples, from scratch."""
+        import xgboost
+
+        targets = throughputs(examples)
+        if sum(targets > 0) < 2:
+            return
+        data, packs = _stacked([example.rows for example in examples])
+        weights = np.maximum(targets, LEAST_WEIGHT)
+
+        def loss(scores: NDArray[Any], _data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+            error = np.bincount(packs, scores, len(targets)) - targets
+            return (weights * error)[packs], weights[packs]
+
+        matrix = xgboost.DMatrix(data)
+        self._booster = xgboost.train(self._parameters, matrix, ROUNDS, obj=loss)
+
+    def scores(self, plans: Sequence[Rows]) -> NDArray[Any]:
+        """The predicted throughput of plans beside the best of their task; higher is faster."""
+        data, packs = _stacked(plans)
+        found = self._booster.inplace_predict(data, predict_type="margin")
+        return np.bincount(packs, found, len(plans))
+
+
+def throughputs(examples: Sequence[Example]) -> NDArray[Any]:
+    """Of each plan, the best latency of its task over its own; 0 if it failed."""
+    best: dict[str, float] = {}
+    for example in examples:
+        best[example.task] = min(best.get(example.task, np.inf), example.latency_us)
+    return np.array(
+        [
+            best[example.task] / example.latency_us if np.isfinite(example.latency_us) else 0.0
+            for example in examples
+        ]
+    )
+
+
+def pairwise_accuracy(scores: NDArray[Any], targets: NDArray[Any]) -> float:
+    """Part of the pairs of plans that the scores put in the order of their throughputs; pairs of
+    one throughput do not count. 1 without any pair."""
+    one, other = np.triu_indices(len(targets), 1)
+    differ = targets[one] != targets[other]
+    agree = (scores[one] > scores[other]) == (targets[one] > targets[other])
+    return float(agree[differ].mean()) if differ.any() else 1.0
+
+
+def recall(scores: NDArray[Any], targets: NDArray[Any], count: int) -> float:
+    """Part of the best `count` plans that are among the `count` with the highest scores."""
+    count = min(count, len(targets))
+    best = set(np.argsort(-targets, kind="stable")[:count])
+    chosen = set(np.argsort(-scores, kind="stable")[:count])
+    return len(best & chosen) / count if count else 1.0
+
+
+def _stacked(plans: Sequence[Rows]) -> tuple[Rows, NDArray[Any]]:
+    """All rows of all plans, and of each row the plan it belongs to."""
+    packs = np.repeat(np.arange(len(plans)), [len(rows) for rows in plans])
+    data = np.concatenate(plans) if plans else np.zeros((0, len(FEATURES)), np.float32)
+    return data, packs

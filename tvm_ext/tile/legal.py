@@ -1,0 +1,172 @@
+"""Whether a plan can be a kernel of a group: all that can be told without TVM.
+
+The writer asks before it schedules, and the search before it spends time on a plan.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import (
+    TransformChain,
+    cut_axis,
+    even_lanes,
+    has_no_gaps,
+    shares_index,
+    split_axis,
+    transform_chain,
+)
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import TilePlan
+
+LEVELS = {
+    "tile": ("core", "register"),
+    "chain": ("core", "register"),
+    "rows": ("core",),
+    "split": ("core",),
+    "flat": ("core",),
+    "loose": (),
+    "block": ("core", "shared", "register"),
+    "block_rows": ("core",),
+    "block_flat": ("core",),
+    "block_loose": (),
+}
+"""The rules, and the levels at which each needs a tile."""
+MAX_UNROLLED = 512
+"""Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
+CHAIN_LANES = 4
+"""Vectors of a chain's transforms are at least so wide."""
+
+
+def check_plan(graph: TileGraph, plan: TilePlan) -> None:
+    """Raises PlanError for a plan that was made for another group, is damaged, or that no kernel
+    can follow.
+
+    Reasons: `rule` (unknown), `anchor` (a stage that does not exist), `level` (a missing tile),
+    `extent` (a tile of another operator), `gaps` (a tile that writes no box), `lanes` (counts that
+    mean nothing), and those of the rule: `divide`, `tail`, `order`, `unroll`, `staged`, `space`,
+    `structure`, `attach`, `rows`, `split`, `flat`.
+    """
+    if plan.rule not in LEVELS:
+        raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
+    if plan.lanes < 1 or plan.parallel < 0:
+        raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
+    count = len(graph.nodes)
+    for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
+        if not 0 <= stage < count:
+            raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
+    node = graph.nodes[plan.anchor]
+    tiles = {entry.level: entry.tile for entry in reversed(plan.tiles)}  # `at` takes the first
+    for level in LEVELS[plan.rule]:
+        if level not in tiles:
+            raise PlanError("level", f"plan: rule {plan.rule} needs a tile at {level}")
+        if not tiles[level].fits(node.axes):
+            raise PlanError(
+                "extent", f"plan: {level} tile {tiles[level].extents} in a stage of {node.extents}"
+            )
+        boxes = plan.rule in ("tile", "block") and level != "shared"
+        if boxes and not has_no_gaps(node, tiles[level]):
+            raise PlanError("gaps", f"plan: {level} tile {tiles[level].extents} leaves gaps")
+    if plan.rule == "tile":
+        check_tile(node, plan)
+    elif plan.rule == "chain":
+        check_chain(graph, plan)
+    elif plan.rule == "rows":
+        row_count(node, plan)
+    elif plan.rule == "split":
+        check_split(node, plan)
+    elif plan.rule == "flat":
+        contiguous_cut(node, plan.at("core"))
+
+
+def check_tile(node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless register tiles divide core tiles that leave a tail on one axis at
+    most, and the rest of the plan speaks of what there is."""
+    core, register = plan.at("core"), plan.at("register")
+    if not node.space:
+        raise PlanError("space", f"plan for {node.name}: it has no space axis to tile")
+    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
+        if c != axis.extent and c % r:
+            raise PlanError("divide", f"plan for {node.name}: {axis.name} core {c} by register {r}")
+        if axis.kind == "reduce" and axis.extent % r:
+            raise PlanError("divide", f"plan for {node.name}: {axis.name} {axis.extent} by {r}")
+    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
+    if len(cut) > 1 and any(cut):
+        raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
+    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
+        if axis.kind == "space" and axis.extent % c % r:
+            raise PlanError(
+                "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
+            )
+    for place in node.space if plan.attach else ():
+        own, c, r = node.axes[place], core.extents[place], register.extents[place]
+        if shares_index(node, place) and (own.extent % c or c % r):
+            raise PlanError("tail", f"plan for {node.name}: {own.name} leaves a tail")
+    if sorted(plan.order) != list(range(len(node.axes))):
+        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
+    if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
+        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
+    for read in plan.staged:
+        if not 0 <= read < len(node.reads):
+            raise PlanError("staged", f"plan: stage {plan.anchor} has no read {read}")
+
+
+def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
+    """The chain of the group. Raises PlanError for another group, and for core tiles that are not
+    whole at the border of the image or of a block of channels."""
+    chain = transform_chain(graph)
+    if chain is None or plan.anchor != chain.product:
+        raise PlanError("structure", "plan: rule chain needs a product between two transforms")
+    levels = {entry.level for entry in plan.attach}
+    if len(plan.attach) != len(graph.nodes) - 1 or levels not in ({"core"}, {"root"}):
+        raise PlanError("attach", f"plan: rule chain with stages attached at {sorted(levels)}")
+    product, last = graph.nodes[chain.product], graph.nodes[chain.last]
+    check_tile(product, plan)
+    lanes_in = even_lanes(product.extents[-1], plan.lanes)
+    lanes_out = even_lanes(last.extents[-1], plan.lanes)
+    if min(lanes_in, lanes_out) < CHAIN_LANES:
+        raise PlanError("lanes", f"plan: vectors of {lanes_in} and {lanes_out} channels")
+    if levels == {"root"}:
+        return chain
+    core = plan.at("core").extents
+    if core[:2] != product.extents[:2]:
+        raise PlanError("extent", f"plan: core tile {core} cuts the window")
+    if product.extents[5] % core[5] or core[5] % lanes_out:
+        raise PlanError("tail", f"plan: core tile {core} leaves a tail of the channels")
+    for axis in (3, 4):
+        cut = core[axis] < product.extents[axis]
+        if cut and last.extents[axis - 2] % (core[axis] * chain.m):
+            raise PlanError("tail", f"plan: core tile {core} leaves a tail of the image")
+    return chain
+
+
+def row_count(node: TileNode, plan: TilePlan) -> int:
+    """How many leading axes count rows. Raises PlanError unless the core tile is whole rows."""
+    core = plan.at("core").extents
+    rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
+    if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
+        raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
+    return rows
+
+
+def check_split(node: TileNode, plan: TilePlan) -> int:
+    """The reduction axis that is shared out. Raises PlanError unless the core tile is one of equal
+    parts of it."""
+    axis, core = split_axis(node), plan.at("core").extents
+    if axis is None or any(
+        core[place] != other.extent for place, other in enumerate(node.axes) if place != axis
+    ):
+        raise PlanError("split", f"plan for {node.name}: core tile {core} cuts other axes")
+    if node.axes[axis].extent % core[axis]:
+        raise PlanError("split", f"plan for {node.name}: core tile {core} leaves a tail")
+    return axis
+
+
+def contiguous_cut(node: TileNode, core: Tile) -> int:
+    """The axis a contiguous core tile is cut on. Raises PlanError for any other tile."""
+    cut = cut_axis(core)
+    if any(node.axes[axis].extent != core.extents[axis] for axis in range(cut + 1, len(node.axes))):
+        raise PlanError("flat", f"plan for {node.name}: core tile {core.extents} is not contiguous")
+    return cut

@@ -1,0 +1,104 @@
+"""Trials: plans written, measured, and put on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+import numpy as np
+
+import tvm_ext
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
+from tvm_ext.measure.inputs import make_inputs
+from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
+from tvm_ext.planner import Task
+from tvm_ext.records import Database, Record, RecordFailure, TaskKey
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.compare import choose
+from tvm_ext.tvm_api import Target, tvm_version
+from tvm_ext.verify import arguments_of, point_count
+
+
+class Trials:
+    """Measures plans on this machine; every batch is on disk before `run` returns."""
+
+    def __init__(self, hardware: HardwareModel, database: Database, seed: int) -> None:
+        self.hardware = hardware
+        self.database = database
+        self.seed = seed
+        self._measurer = Measurer(hardware.target, hardware.cores)
+        self._checks: dict[str, tuple[OutputCheck, ...]] = {}
+
+    def run(self, task: Task, plans: Sequence[TilePlan], best_us: float) -> list[Record]:
+        """The records of plans of one task, in order.
+
+        best_us  the best latency known before: plans far behind it are not repeated
+        """
+        outcomes = self._measurer.measure([self._job(task, plan) for plan in plans], best_us)
+        pairs = zip(plans, outcomes, strict=True)
+        records = [self._record(task, plan, outcome) for plan, outcome in pairs]
+        self.database.append(records)
+        return records
+
+    def close(self) -> None:
+        """Ends the measuring process."""
+        self._measurer.close()
+
+    def _job(self, task: Task, plan: TilePlan) -> Job:
+        if task.signature not in self._checks:
+            self._checks[task.signature] = tuple(reference_checks(task, self.seed))
+        written = len(task.reference.outputs) if task.reference else 1
+        return Job(
+            func=task.func,
+            plan=plan,
+            arguments=arguments_of(task.func, written),
+            checks=self._checks[task.signature],
+            seed=self.seed,
+            cold=_has_weights(task),
+        )
+
+    def _record(self, task: Task, plan: TilePlan, outcome: Outcome) -> Record:
+        failure = outcome.failure
+        graph = task.graph
+        io_bytes = graph.io_bytes if graph else 0
+        return Record(
+            task=TaskKey(task.signature, task.kind, int(task.flops), io_bytes),
+            hardware=self.hardware.fingerprint(),
+            hardware_name=self.hardware.name,
+            target=str(Target(self.hardware.target)),
+            plan=plan,
+            latency_us=() if failure else tuple(round(us, 3) for us in outcome.latency_us),
+            error=RecordFailure(failure.kind, failure.message) if failure else None,
+            seed=self.seed,
+            tir_hash=outcome.tir_hash,
+            versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+
+def _has_weights(task: Task) -> bool:
+    """Whether the task reads weights that a model would find out of cache."""
+    graph = task.graph
+    return graph is not None and any(
+        packed_bytes(graph, node) >= PREFETCH_BYTES for node in graph.nodes
+    )
+
+
+def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:
+    """Points of every output with their reference values; none if the task has no reference."""
+    reference = task.reference
+    if reference is None:
+        return
+    inputs = make_inputs(arguments_of(task.func, len(reference.outputs)), seed)
+    for place, (shape, _) in enumerate(reference.outputs):
+        where = choose(shape, None, point_count(reference, place), seed)
+        points = reference.points(inputs, place, where)
+        known = np.isfinite(points.bounds)
+        yield OutputCheck(
+            output=place,
+            flat_indices=where[known],
+            values=points.values[known],
+            rtol=0.0,
+            atol=points.bounds[known],
+        )

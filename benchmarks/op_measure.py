@@ -1,9 +1,10 @@
-"""Measuring one operator: the picker's first plan, MetaSchedule's best and random plans."""
+"""Measuring one operator: the picker's first plan, our search's best, and what others find."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from tvm_ext.measure.build import Built, build
 from tvm_ext.measure.sandbox import Limits, run_forked
 from tvm_ext.planner import Planned, Task, next_option, plan_task
 from tvm_ext.tile import show_plan
+from tvm_ext.tuner import tune_tir
 from tvm_ext.tvm_api import PrimFunc, Target
 
 ROUNDS = 3
@@ -47,6 +49,10 @@ class Row:
     plan_s: float = 0.0
     compile_s: float = 0.0
     ours_us: float | None = None
+    """Of our search's best plan if there was a search, else of the picker's first."""
+    first_us: float | None = None
+    """Of the picker's first plan where there was a search."""
+    tune_s: float | None = None
     metaschedule_us: float | None = None
     metaschedule_s: float | None = None
     other_failure: str = ""
@@ -64,6 +70,11 @@ class Row:
         return other / self.ours_us if other and self.ours_us else None
 
     @property
+    def gain(self) -> float | None:
+        """The latency of the picker's first plan over that of the search's best."""
+        return self.first_us / self.ours_us if self.first_us and self.ours_us else None
+
+    @property
     def gflops(self) -> float | None:
         """Arithmetic done per second; a special function counts ten."""
         return self.mflop / self.ours_us * 1e3 if self.ours_us else None
@@ -76,17 +87,21 @@ class Row:
 
 class Bench:
     """Measures operators one after the other, on one machine model. MetaSchedule's searches are
-    kept in the folder `searches` and taken from there, if one is given."""
+    kept in the folder `searches` and taken from there, if one is given; so are ours in `log`."""
 
-    def __init__(self, threads: int, seed: int, searches: Path | None = None) -> None:
+    def __init__(
+        self, threads: int, seed: int, searches: Path | None = None, log: Path | None = None
+    ) -> None:
         self.hardware = msgspec.structs.replace(resolve("cpu"), cores=threads)
         self.target = Target(self.hardware.target)
         self.threads = threads
         self.seed = seed
         self.searches = searches
+        self.log = log
 
-    def measure(self, workload: Workload, trials: int, plans: int) -> Row:
-        """Ours, beside MetaSchedule's after `trials`, or the best of `plans` random ones."""
+    def measure(self, workload: Workload, trials: int, plans: int, tuning: int = 0) -> Row:
+        """Ours, after a search of `tuning` trials if that is not 0, beside MetaSchedule's after
+        `trials`, or the best of `plans` random ones."""
         row = Row(workload.name, workload.parameters)
         try:
             task = workload.task()
@@ -96,6 +111,9 @@ class Bench:
         planned, mine = self.plan(task, row)
         jobs = Jobs(task, self.seed)
         self.timed([mine], jobs, planned.func, row)
+        ours = [mine, self.tuned(task, tuning, row)] if tuning else [mine]
+        if tuning:
+            self.timed(ours, jobs, planned.func, row)
         if trials:
             kept = f"{trials} trials, {self.threads} threads, seed {self.seed}"
             folder = self.searches and self.searches / kept / workload.name
@@ -106,12 +124,12 @@ class Bench:
                 row.other_failure = f"none of {trials} trials worked"
             else:
                 theirs = metaschedule.build(kernel, self.target)
-                row.metaschedule_us = self.timed([mine, theirs], jobs, planned.func, row)
+                row.metaschedule_us = self.timed([*ours, theirs], jobs, planned.func, row, 1)
         if plans and task.graph is not None and planned.option.plan is not None:
             best = self.best_random(task, jobs, row, plans)
             if best is not None:
                 theirs = build(best, self.target)
-                row.random_us = self.timed([mine, theirs], jobs, planned.func, row)
+                row.random_us = self.timed([*ours, theirs], jobs, planned.func, row, 1)
         return row
 
     def plan(self, task: Task, row: Row) -> tuple[Planned, Built | Failure]:
@@ -133,11 +151,30 @@ class Bench:
             row.bound = limit.bound
         return planned, built
 
+    def tuned(self, task: Task, trials: int, row: Row) -> Built | Failure:
+        """The kernel our search ends with, from a log of its own or the one in `log`."""
+        with tempfile.TemporaryDirectory(prefix="tune-") as folder:
+            log = self.log or Path(folder)
+            start = time.perf_counter()
+            found = tune_tir(
+                task.original, trials=trials, log=log, seed=self.seed, num_threads=self.threads
+            )
+            row.tune_s = time.perf_counter() - start
+        row.plan = show_plan(found.plan) if found.plan else "as TVM wrote it"
+        row.source = f"{found.trials} trials"
+        return build(found.func, self.target)
+
     def timed(
-        self, kernels: list[Built | Failure], jobs: Jobs, func: PrimFunc, row: Row
+        self,
+        kernels: list[Built | Failure],
+        jobs: Jobs,
+        func: PrimFunc,
+        row: Row,
+        others: int = 0,
     ) -> float | None:
-        """Runs ours and, if given, the other kernel in turn, each time in a child of its own; ours
-        goes into the row, the latency of the last kernel is returned.
+        """Runs kernels in turn, each time in a child of its own: ours (the picker's, then the
+        search's if there was one) and `others`. Ours go into the row, the latency of the last
+        kernel is returned.
 
         A kernel must be right every time: its first failure is kept in its latency's place. The row
         also keeps how many cores other programs used meanwhile.
@@ -154,10 +191,12 @@ class Bench:
                     found.append(run_forked(kernel, job, inputs, limits, float("inf")))
         others_s = busy_s() - tree_s() - before_s
         row.others_cores = max(row.others_cores, others_s / (time.perf_counter() - start))
-        row.ours_us, failure = _median(outcomes[0])
+        ours = outcomes[: len(outcomes) - others]
+        row.ours_us, failure = _median(ours[-1])
+        row.first_us = _median(ours[0])[0] if len(ours) > 1 else None
         row.reasons += [failure] if failure else []
         other_us, failure = _median(outcomes[-1])
-        row.other_failure = failure if len(kernels) > 1 else ""
+        row.other_failure = failure if others else ""
         return other_us
 
     def best_random(self, task: Task, jobs: Jobs, row: Row, count: int) -> PrimFunc | None:

@@ -4,11 +4,13 @@
     python benchmarks/ops.py --trials 0 --batch 1          # the picker alone
     python benchmarks/ops.py --only C2D/2 GMM --trials 1000
     python benchmarks/ops.py --random 200 --batch 1        # against 200 random legal plans
+    python benchmarks/ops.py --tune 64 --trials 1000       # our search beside MetaSchedule's
 
 The functions are those of `te_workload`, given to both sides as they are: one layout, weights
 packed on neither side. Kernels are checked against one reference and timed in turn, on the same
 threads. `ratio` is the other side's latency over ours: above 1 is in our favour. `%roof` is the
-time of the roofline (arithmetic or traffic, whichever takes longer) over the time measured.
+time of the roofline (arithmetic or traffic, whichever takes longer) over the time measured. `gain`
+is the latency of the picker's first plan over that of the search's best.
 Exits with 1 if the picker has no working kernel for an operator, with 2 on bad arguments.
 """
 
@@ -36,7 +38,7 @@ from tvm_ext.hardware import physical_cores
 NEAR = 1.1  # a first choice this close to the best random plan is as good as found
 
 HEADER = (
-    f"{'operator':20}{'ours us':>10}{'GFLOP/s':>9}{'%roof':>7} {'bound':8}{'plan s':>8}"
+    f"{'operator':20}{'ours us':>10}{'GFLOP/s':>9}{'%roof':>7} {'bound':8}{'plan s':>8}{'gain':>6}"
     f"{'other us':>10}{'search s':>9}{'ratio':>7}  plan"
 )
 
@@ -50,7 +52,8 @@ def line(row: Row) -> str:
     cells = (
         f"{row.name:20}{_text(row.ours_us, '.1f'):>10}{_text(row.gflops, '.1f'):>9}"
         f"{_text(row.roof_share, '.0%'):>7} {row.bound or '-':8}"
-        f"{row.plan_s + row.compile_s:8.2f}{_text(other_us, '.1f'):>10}"
+        f"{row.tune_s or row.plan_s + row.compile_s:8.2f}{_text(row.gain, '.2f'):>6}"
+        f"{_text(other_us, '.1f'):>10}"
         f"{_text(search_s, '.1f'):>9}{_text(row.ratio, '.2f'):>7}  {row.source}: {row.plan}"
     )
     notes = [f"    ours: {reason}" for reason in row.reasons]
@@ -81,7 +84,11 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     if ratios:
         figures["ratio_geomean"] = statistics.geometric_mean(ratios)
         figures["ratio_least"] = min(ratios)
-    ours_s = sum(row.plan_s + row.compile_s for row in rows)
+    gains = [row.gain for row in rows if row.gain]
+    if gains:
+        figures["gain_geomean"] = statistics.geometric_mean(gains)
+        figures["gain_least"] = min(gains)
+    ours_s = sum(row.tune_s or row.plan_s + row.compile_s for row in rows)
     figures["ours_s"] = ours_s
     figures["search_s"] = sum(row.random_s or row.metaschedule_s or 0.0 for row in rows)
     near = [row.ratio >= 1 / NEAR for row in rows if row.random_us and row.ratio]
@@ -99,7 +106,12 @@ def summary_text(figures: dict[str, Any]) -> str:
     if "ratio_geomean" in figures:
         lines.append(
             f"geomean ratio {figures['ratio_geomean']:.3f}, least {figures['ratio_least']:.3f}; "
-            f"plan and compile {figures['ours_s']:.1f} s, search {figures['search_s']:.1f} s"
+            f"ours took {figures['ours_s']:.1f} s, the other's search {figures['search_s']:.1f} s"
+        )
+    if "gain_geomean" in figures:
+        lines.append(
+            f"our search over the picker's first plan: geomean {figures['gain_geomean']:.3f}, "
+            f"least {figures['gain_least']:.3f}"
         )
     if "against_random" in figures:
         lines.append(
@@ -121,6 +133,12 @@ def main() -> int:
     parser.add_argument(
         "--random", type=int, default=0, metavar="N", help="N random plans in place of MetaSchedule"
     )
+    parser.add_argument(
+        "--tune", type=int, default=0, metavar="N", help="N trials of our own search first"
+    )
+    parser.add_argument(
+        "--log", type=Path, metavar="FOLDER", help="tuning log that our searches go to, and go on"
+    )
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -128,8 +146,10 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
-    if min(args.trials, args.random) < 0 or min(args.threads, *args.batch) < 1:
-        parser.error("--trials and --random must be at least 0, --threads and --batch at least 1")
+    if min(args.trials, args.random, args.tune) < 0 or min(args.threads, *args.batch) < 1:
+        parser.error(
+            "--trials, --random and --tune must be at least 0, --threads and --batch at least 1"
+        )
     try:
         chosen = list(workloads(args.only, args.batch))
     except KeyError as error:
@@ -138,16 +158,23 @@ def main() -> int:
     os.environ["TVM_NUM_THREADS"] = str(args.threads)
     if trials:
         metaschedule.warm_up()
-    settings = {"threads": args.threads, "trials": trials, "random": args.random, "seed": args.seed}
-    bench = Bench(args.threads, args.seed, args.searches)
+    settings = {
+        "threads": args.threads,
+        "trials": trials,
+        "random": args.random,
+        "tune": args.tune,
+        "seed": args.seed,
+    }
+    bench = Bench(args.threads, args.seed, args.searches, args.log)
     rows: list[Row] = []
     print(HEADER)
     for workload in chosen:
-        rows.append(bench.measure(workload, trials, args.random))
+        rows.append(bench.measure(workload, trials, args.random, args.tune))
         print(line(rows[-1]), flush=True)
         if args.json:
             figures = [
-                asdict(row) | {"gflops": row.gflops, "roof_share": row.roof_share} for row in rows
+                asdict(row) | {"gflops": row.gflops, "roof_share": row.roof_share, "gain": row.gain}
+                for row in rows
             ]
             written = settings | {"operators": figures, "summary": summary(rows)}
             args.json.write_text(json.dumps(written, indent=1) + "\n")

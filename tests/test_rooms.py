@@ -21,9 +21,12 @@ LEVELS = {
     2: {"records", "tir", "frontend", "compute"},
     3: {"picker", "search", "measure", "graph", "report"},
     4: {"runtime"},
-    5: {"assembly", "check", "planner", "verify", "passes", "flow", "trials", "tuner"},
+    5: {
+        *("assembly", "check", "planner", "verify", "passes", "flow", "trials", "tuner", "tuning"),
+        *("metaschedule", "metaschedule_export", "metaschedule_import"),
+    },
     6: {"cli"},
-    7: {"tune", "compile", "replay", "run", "logs", "report.__main__"},
+    7: {"tune", "compile", "replay", "run", "logs", "serve", "report.__main__"},
 }
 LEVEL = {room: level for level, rooms in LEVELS.items() for room in rooms}
 SINGLE_FILES = (0, 5)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tvm_ext.check import check_model
     from tvm_ext.flow import compile, replay
     from tvm_ext.runtime.executor import load
-    from tvm_ext.tuner import tune, tune_tir
+    from tvm_ext.tuner import tune, tune_all, tune_tir
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "replay",
     "targets",
     "tune",
+    "tune_all",
     "tune_tir",
 ]
 
@@ -41,6 +42,7 @@ _WHERE = {
     "replay": ("tvm_ext.flow", "replay"),
     "load": ("tvm_ext.runtime.executor", "load"),
     "tune": ("tvm_ext.tuner", "tune"),
+    "tune_all": ("tvm_ext.tuner", "tune_all"),
     "tune_tir": ("tvm_ext.tuner", "tune_tir"),
     "passes": ("tvm_ext.passes", ""),
     "targets": ("tvm_ext.hardware", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from math import isfinite
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
 from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
 from tvm_ext.planner import Task
-from tvm_ext.records import Database, Record, RecordFailure, TaskKey
+from tvm_ext.records import Database, Record, RecordFailure, TaskGraph, TaskKey
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import Target, tvm_version
@@ -30,20 +31,45 @@ class Trials:
         self._measurer = Measurer(hardware.target, hardware.cores)
         self._checks: dict[str, tuple[OutputCheck, ...]] = {}
 
-    def run(self, task: Task, plans: Sequence[TilePlan], best_us: float) -> list[Record]:
-        """The records of plans of one task, in order.
+    def run(
+        self,
+        task: Task,
+        plans: Sequence[TilePlan],
+        best_us: float,
+        yardstick: TilePlan | None = None,
+    ) -> list[Record]:
+        """The records of plans of one task, in order, that of the yardstick not among them.
 
-        best_us  the best latency known before: plans far behind it are not repeated
+        best_us    the best latency known before: plans far behind it are not repeated
+        yardstick  a plan measured before, to be measured again beside them: machines that are
+                   shared are now fast, now slow
         """
-        outcomes = self._measurer.measure([self._job(task, plan) for plan in plans], best_us)
+        known = self.database.typical(task.signature, self.hardware.fingerprint())
+        usual_us = known.get(yardstick, float("inf")) if yardstick else float("inf")
+        jobs = [self._job(task, plan) for plan in plans]
+        if yardstick is None or not isfinite(usual_us):
+            outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
+        else:
+            own, *outcomes = self._measurer.measure([self._job(task, yardstick), *jobs], best_us)
+            beside = [self._record(task, yardstick, own)] if not own.failure else []
+            drift = own.best_us / usual_us if beside else 1.0
         pairs = zip(plans, outcomes, strict=True)
-        records = [self._record(task, plan, outcome) for plan, outcome in pairs]
-        self.database.append(records)
+        records = [self._record(task, plan, outcome, drift) for plan, outcome in pairs]
+        self.database.append([*self._graph(task), *beside, *records])
         return records
 
     def close(self) -> None:
         """Ends the measuring process."""
         self._measurer.close()
+
+    def _graph(self, task: Task) -> list[TaskGraph]:
+        """What the task computes, if the log does not say it yet."""
+        if task.graph is None or task.signature in self.database.graphs:
+            return []
+        mark, name = self.hardware.fingerprint(), self.hardware.name
+        return [
+            TaskGraph(graph=task.graph, signature=task.signature, hardware=mark, hardware_name=name)
+        ]
 
     def _job(self, task: Task, plan: TilePlan) -> Job:
         if task.signature not in self._checks:
@@ -58,7 +84,7 @@ class Trials:
             cold=_has_weights(task),
         )
 
-    def _record(self, task: Task, plan: TilePlan, outcome: Outcome) -> Record:
+    def _record(self, task: Task, plan: TilePlan, outcome: Outcome, drift: float = 1.0) -> Record:
         failure = outcome.failure
         graph = task.graph
         io_bytes = graph.io_bytes if graph else 0
@@ -69,6 +95,7 @@ class Trials:
             target=str(Target(self.hardware.target)),
             plan=plan,
             latency_us=() if failure else tuple(round(us, 3) for us in outcome.latency_us),
+            drift=round(drift, 4),
             error=RecordFailure(failure.kind, failure.message) if failure else None,
             seed=self.seed,
             tir_hash=outcome.tir_hash,

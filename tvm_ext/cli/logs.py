@@ -1,15 +1,19 @@
-"""`python -m tvm_ext.logs`: what tuning logs hold, and several of them made one."""
+"""`python -m tvm_ext.logs`: what tuning logs hold, and what can be done with whole logs.
+
+Other verbs: merge, prune and diff in `logs_change`, export and import in `logs_exchange`, picture
+in `logs_picture`.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from tvm_ext.cli.common import Answer, CommandError, Parser, add_json, run_main, text_style
-from tvm_ext.records import CorruptLine, Database, Record
+from tvm_ext.cli import logs_change, logs_exchange, logs_picture
+from tvm_ext.cli.common import Answer, CommandError, Parser, add_json, run_main
+from tvm_ext.cli.logs_common import logs_answer, read_logs, table_width
 from tvm_ext.report.log_tables import best_text, records_text, summarise, summary_text
 
 
@@ -22,7 +26,9 @@ def make_parser() -> Parser:
         example=f"{prog} show tuning_logs\n  {prog} best tuning_logs --json\n"
         f"  {prog} merge laptop_logs server_logs tuning_logs",
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="show|best|merge")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="show|best|merge|prune|diff|export|import|picture"
+    )
     show = verbs.add_parser(
         "show", help="records by machine and task", example=f"{prog} show tuning_logs"
     )
@@ -36,32 +42,21 @@ def make_parser() -> Parser:
     )
     best.add_argument("paths", nargs="+", metavar="PATH")
     best.set_defaults(work=_best)
-    merge = verbs.add_parser(
-        "merge",
-        help="add the records of logs to another one",
-        example=f"{prog} merge laptop_logs server_logs tuning_logs",
-    )
-    merge.add_argument("paths", nargs="+", metavar="SRC")
-    merge.add_argument("destination", metavar="DEST")
-    merge.set_defaults(work=_merge)
-    for verb in (show, best, merge):
+    changing = logs_change.add_verbs(verbs, prog)
+    exchanging = logs_exchange.add_verbs(verbs, prog)
+    drawing = logs_picture.add_verbs(verbs, prog)
+    for verb in (show, best, *changing, *exchanging, *drawing):
         add_json(verb)
     return parser
 
 
-def _read(paths: Sequence[str]) -> tuple[list[Record], list[CorruptLine]]:
-    databases = [Database.open(path) for path in paths]
-    records = [record for database in databases for record in database.records()]
-    return records, [line for database in databases for line in database.corrupt]
-
-
 def _show(args: argparse.Namespace) -> Answer:
-    records, corrupt = _read(args.paths)
+    records, corrupt = read_logs(args.paths)
     if args.task is None:
         summaries = summarise(records)
-        text = summary_text(summaries, **_width()) if summaries else "no records"
+        text = summary_text(summaries, **table_width()) if summaries else "no records"
         tasks = [{**entry.to_dict(), "best": None} for entry in summaries]
-        return _answer([text], corrupt, {"records": len(records), "tasks": tasks})
+        return logs_answer([text], corrupt, {"records": len(records), "tasks": tasks})
     chosen = [record for record in records if record.task.signature.startswith(args.task)]
     found = {record.task.signature: record.task for record in chosen}
     if len(found) != 1:
@@ -74,38 +69,14 @@ def _show(args: argparse.Namespace) -> Answer:
         "task": msgspec.to_builtins(task),
         "records": [msgspec.to_builtins(record) for record in chosen],
     }
-    return _answer([title, records_text(chosen, **_width())], corrupt, data)
+    return logs_answer([title, records_text(chosen, **table_width())], corrupt, data)
 
 
 def _best(args: argparse.Namespace) -> Answer:
-    records, corrupt = _read(args.paths)
+    records, corrupt = read_logs(args.paths)
     summaries = summarise(records)
-    text = best_text(summaries, **_width()) if summaries else "no records"
-    return _answer([text], corrupt, {"tasks": [entry.to_dict() for entry in summaries]})
-
-
-def _merge(args: argparse.Namespace) -> Answer:
-    from tvm_ext.records.merge import merge
-
-    done = merge(args.paths, args.destination)
-    text = f"{done.added} records added to {args.destination}, {done.duplicates} it had already"
-    data = {
-        "destination": args.destination,
-        "added": done.added,
-        "duplicates": done.duplicates,
-    }
-    return _answer([text], done.corrupt, data)
-
-
-def _answer(lines: Sequence[str], corrupt: Sequence[CorruptLine], data: dict[str, Any]) -> Answer:
-    """With the lines of the logs that were skipped, which stay where they are."""
-    skipped = [f"skipped: {line}" for line in corrupt]
-    plain = [{"path": str(c.path), "line": c.line, "reason": c.reason} for c in corrupt]
-    return Answer("\n".join([*lines, *skipped]), {**data, "corrupt": plain})
-
-
-def _width() -> dict[str, Any]:
-    return {name: value for name, value in text_style().items() if name == "width"}
+    text = best_text(summaries, **table_width()) if summaries else "no records"
+    return logs_answer([text], corrupt, {"tasks": [entry.to_dict() for entry in summaries]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from tvm_ext.report.tune_table import TaskLine, batch_line, tune_table
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from tvm_ext.tuner import Progress
+    from tvm_ext.tuning import Progress
 
 FRAME_ROWS = 7
 """Rows of a terminal that the live table cannot use for tasks."""

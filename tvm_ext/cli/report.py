@@ -22,8 +22,9 @@ from tvm_ext.cli.common import (
 from tvm_ext.errors import TargetError
 from tvm_ext.records.manifest import Manifest
 from tvm_ext.records.profile import with_profile
+from tvm_ext.report.figure import SUFFIXES, require_matplotlib
 from tvm_ext.report.groups import groups_text
-from tvm_ext.report.picture import SUFFIXES, draw_roofline, require_matplotlib
+from tvm_ext.report.picture import draw_roofline
 from tvm_ext.report.roofline import group_lines, roofline_text
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The tuning log: append-only JSON lines, one measured plan each. Needs neither TVM nor XGBoost.
 
-    record    Record and its parts; one record to one line and back
+    record    Record and its parts, TaskGraph; one line and back
     files     a log on disk: which files, locked appends, atomic replacement
     database  Database: load, query, append, follow what other processes append
     merge     several logs into one
@@ -13,6 +13,6 @@ one that cannot be read is reported, skipped and kept.
 
 from tvm_ext.records.database import Database
 from tvm_ext.records.files import CorruptLine
-from tvm_ext.records.record import Record, RecordFailure, TaskKey
+from tvm_ext.records.record import Record, RecordFailure, TaskGraph, TaskKey
 
-__all__ = ["CorruptLine", "Database", "Record", "RecordFailure", "TaskKey"]
+__all__ = ["CorruptLine", "Database", "Record", "RecordFailure", "TaskGraph", "TaskKey"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
 from tvm_ext.errors import LogError
 from tvm_ext.records.files import CorruptLine, append, errors_named, file_for, log_files, prepare
-from tvm_ext.records.record import Record, decode_line, encode_line
+from tvm_ext.records.record import Line, Record, TaskGraph, decode_line, encode_line
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
 
 
@@ -26,6 +27,7 @@ class Database:
         self._cursors: dict[Path, _Cursor] = {}
         self._records: list[Record] = []
         self._by_task: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        self._graphs: dict[str, TileGraph] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], create: bool = False) -> Database:
@@ -44,8 +46,9 @@ class Database:
         """The lines read so far that hold no usable record, in file and line order."""
         return tuple(line for cursor in self._cursors.values() for line in cursor.corrupt)
 
-    def append(self, records: Iterable[Record]) -> None:
-        """Write records to the log, in one locked write and fsync per file, and read them back.
+    def append(self, records: Iterable[Line]) -> None:
+        """Write records, and graphs of their tasks, to the log, in one locked write and fsync per
+        file, and read them back.
 
         LogError if they cannot be written; what was in the log is unharmed then.
         """
@@ -65,9 +68,13 @@ class Database:
                 self._cursors.clear()
                 self._records.clear()
                 self._by_task.clear()
+                self._graphs.clear()
             for path in paths:
                 cursor = self._cursors.setdefault(path, _Cursor(path))
                 for record in cursor.read():
+                    if isinstance(record, TaskGraph):
+                        self._graphs[record.signature] = record.graph
+                        continue
                     self._records.append(record)
                     self._by_task[record.task.signature, record.hardware].append(record)
 
@@ -80,6 +87,11 @@ class Database:
             for record in self._records
             if signature in (None, record.task.signature) and fingerprint in (None, record.hardware)
         ]
+
+    @property
+    def graphs(self) -> Mapping[str, TileGraph]:
+        """What the tasks compute, by signature, as far as the log says it."""
+        return self._graphs
 
     def best(self, signature: str, fingerprint: str) -> Record | None:
         """The plan with the lowest median latency, the earliest of equals; None without one.
@@ -95,12 +107,12 @@ class Database:
         return next(r for r in reversed(self.records(signature, fingerprint)) if r.plan == plan)
 
     def typical(self, signature: str, fingerprint: str) -> dict[TilePlan, float]:
-        """The median latency of every plan tried, over all its records, in us; infinite for one
-        that ever failed."""
+        """The median latency of every plan tried, over all its records, in us of a machine as fast
+        as usual; infinite for one that ever failed."""
         latency_us: dict[TilePlan, list[float]] = defaultdict(list)
         failed: set[TilePlan] = set()
         for record in self.records(signature, fingerprint):
-            latency_us[record.plan].extend(record.latency_us)
+            latency_us[record.plan].extend(us / record.drift for us in record.latency_us)
             if not record.ok:
                 failed.add(record.plan)
         return {
@@ -150,15 +162,15 @@ class _Cursor:
             return True
         return status.st_ino != self._inode or status.st_size < self._offset
 
-    def read(self) -> list[Record]:
-        """The records added since the last call. A last line without its end, which its writer
+    def read(self) -> list[Line]:
+        """The lines added since the last call. A last line without its end, which its writer
         may still be at, is read again next time unless it is whole already."""
         with self.path.open("rb") as file:
             self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._offset)
             *whole, rest = file.read().split(b"\n")
         self._torn = []
-        found: list[Record] = []
+        found: list[Line] = []
         for line in whole:
             self._lines += 1
             self._offset += len(line) + 1
@@ -169,7 +181,7 @@ class _Cursor:
         return found
 
     def _take(
-        self, line: bytes, number: int, found: list[Record], corrupt: list[CorruptLine]
+        self, line: bytes, number: int, found: list[Line], corrupt: list[CorruptLine]
     ) -> bool:
         try:
             found.append(decode_line(line))

@@ -13,7 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from tvm_ext.errors import LogError
-from tvm_ext.records.record import Record
+from tvm_ext.records.record import Line
 
 SUFFIX = ".jsonl"
 LOCK_TIMEOUT_S = 60.0
@@ -45,11 +45,11 @@ def log_files(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"*{SUFFIX}") if path.is_file())
 
 
-def file_for(root: Path, record: Record) -> Path:
-    """Where `record` goes in the log at `root`: in a folder, the file of its hardware."""
+def file_for(root: Path, line: Line) -> Path:
+    """Where a line goes in the log at `root`: in a folder, the file of its hardware."""
     if is_file_log(root):
         return root
-    return root / f"{_slug(record.hardware_name)}-{_slug(record.hardware)}{SUFFIX}"
+    return root / f"{_slug(line.hardware_name)}-{_slug(line.hardware)}{SUFFIX}"
 
 
 def prepare(root: Path) -> None:

@@ -19,7 +19,7 @@ from tvm_ext.records.files import (
     prepare,
     replace,
 )
-from tvm_ext.records.record import Record, decode_line
+from tvm_ext.records.record import Line, Record, decode_line
 
 
 class MergeReport(msgspec.Struct, frozen=True):
@@ -45,28 +45,33 @@ def merge(
     root = Path(destination)
     added = duplicates = 0
     corrupt: list[CorruptLine] = []
+    graphs: set[bytes] = set()
     incoming: dict[Path, list[bytes]] = defaultdict(list)
     for source in map(Path, sources):
         for path, line, record in _lines_of(source, corrupt):
             target = file_for(root, record)
             if path.resolve() != target.resolve():
                 incoming[target].append(line)
+                if not isinstance(record, Record):
+                    graphs.add(line)
     prepare(root)
     for target, lines in incoming.items():
         with errors_named(target), locked(target):
             held = [line for line in _read(target) if line.strip()] if target.exists() else []
             merged = dict.fromkeys([*held, *lines])
-            added += len(merged) - len(set(held))
-            duplicates += len(held) + len(lines) - len(merged)
+            known = set(held)
+            fresh = sum(line not in known and line not in graphs for line in merged)
+            added += fresh
+            duplicates += sum(line not in graphs for line in lines) - fresh
             replace(target, b"".join(line + b"\n" for line in merged))
     return MergeReport(added, duplicates, tuple(corrupt))
 
 
-def _lines_of(source: Path, corrupt: list[CorruptLine]) -> list[tuple[Path, bytes, Record]]:
+def _lines_of(source: Path, corrupt: list[CorruptLine]) -> list[tuple[Path, bytes, Line]]:
     """The usable lines of a log: their file, text and record. The others go to `corrupt`."""
     if not source.exists():
         raise LogError(f"no tuning log at {source}; nothing was merged")
-    found: list[tuple[Path, bytes, Record]] = []
+    found: list[tuple[Path, bytes, Line]] = []
     for path in log_files(source):
         for number, line in enumerate(_read(path), start=1):
             if not line.strip():

@@ -1,4 +1,4 @@
-"""`Record`: one measured plan of one task on one machine, and its line in the log."""
+"""The lines of a log: `Record`, one measured plan, and `TaskGraph`, what a task computes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import median
 import msgspec
 
 from tvm_ext.errors import LogError
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
 
 VERSION = 1
@@ -47,6 +48,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     plan: TilePlan
     latency_us: tuple[float, ...] = ()
     """Every repeat."""
+    drift: float = 1.0
+    """How slow the machine was at the time: what a plan known before took beside this one, over
+    what it usually takes. 1 where that was not looked at."""
     error: RecordFailure | None = None
     seed: int
     tir_hash: str
@@ -62,8 +66,25 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best_us(self) -> float:
-        """Median latency; infinite if the plan failed."""
-        return median(self.latency_us) if self.ok else float("inf")
+        """Median latency of a machine as fast as usual; infinite if the plan failed."""
+        return median(self.latency_us) / self.drift if self.ok else float("inf")
+
+
+class TaskGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that says what the task of later records computes, once for each machine's file.
+
+    With it a search can learn from records of models it has never seen: features of a plan are
+    worked out from the graph when they are needed, so they may change without a new log.
+    """
+
+    v: int = VERSION
+    graph: TileGraph
+    signature: str
+    hardware: str
+    hardware_name: str
+
+
+Line = Record | TaskGraph
 
 
 class _AnyVersion(msgspec.Struct):
@@ -71,21 +92,27 @@ class _AnyVersion(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(Record)
+_graph_decoder = msgspec.json.Decoder(TaskGraph)
+_GRAPH = b'"graph":'
+_HEAD_BYTES = 24
+"""A graph stands at the beginning of its line: `{"v":1,"graph":`."""
 _encoder = msgspec.json.Encoder()
 
 
-def encode_line(record: Record) -> bytes:
-    """The record as one line of JSON, newline included. ValueError if a latency is not finite,
-    which JSON cannot say."""
-    if not all(isfinite(latency) for latency in record.latency_us):
-        raise ValueError(f"latency_us must be finite, got {record.latency_us}")
-    return _encoder.encode(record) + b"\n"
+def encode_line(line: Line) -> bytes:
+    """One line of JSON, newline included. ValueError if a latency is not finite, which JSON cannot
+    say."""
+    if isinstance(line, Record) and not all(isfinite(latency) for latency in line.latency_us):
+        raise ValueError(f"latency_us must be finite, got {line.latency_us}")
+    return _encoder.encode(line) + b"\n"
 
 
-def decode_line(line: bytes) -> Record:
-    """The record in one line of a log. LogError says what is wrong with a line that holds none."""
+def decode_line(line: bytes) -> Line:
+    """What one line of a log holds. LogError says what is wrong with a line that holds nothing."""
+    record: Line
     try:
-        record = _decoder.decode(line)
+        is_graph = _GRAPH in line[:_HEAD_BYTES]
+        record = _graph_decoder.decode(line) if is_graph else _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _refuse_newer(line)
         raise LogError(f"not a tuning record: {error}") from None

@@ -1,21 +1,18 @@
-"""The roofline as a picture. Needs matplotlib, loaded only here: `pip install tvm_ext[plot]`."""
+"""The roofline as a picture."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from math import cos, hypot, pi, sin, sqrt
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.errors import ArtifactError, InstallError
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import level_gbps, peak_gflops
 from tvm_ext.records.manifest import Manifest
+from tvm_ext.report.figure import require_matplotlib, save_figure
 from tvm_ext.report.roofline import GroupLine, group_lines, machine_text
 
-SUFFIXES = (".svg", ".png")
 NUMBERED = 12
 """Kernels that are listed beside the picture, those that take longest."""
 DRAWN_SHARE = 5e-4
@@ -28,17 +25,6 @@ TAG_RADIUS = 8.0
 """Room a number needs around its middle, in points."""
 Circle = tuple[float, float, float]
 """Middle and radius in points of the page."""
-
-
-def require_matplotlib() -> None:
-    """Raises InstallError if there is none."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise InstallError(
-            f"roofline picture: needs matplotlib, which cannot be imported ({error}); "
-            "pip install tvm_ext[plot]"
-        ) from error
 
 
 def drawn_lines(lines: Sequence[GroupLine]) -> list[GroupLine]:
@@ -65,7 +51,6 @@ def draw_roofline(manifest: Manifest, hardware: HardwareModel, path: Path) -> No
     Raises InstallError without matplotlib, ArtifactError if the file cannot be written.
     """
     require_matplotlib()
-    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.5, 6.6), dpi=110)
@@ -77,20 +62,7 @@ def draw_roofline(manifest: Manifest, hardware: HardwareModel, path: Path) -> No
     _tags(plot, shown)
     _list(figure, shown)
     _words(figure, plot, manifest, hardware, lines)
-    # Equal numbers give equal files: neither a date nor random names inside.
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    try:
-        with (
-            tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder,
-            matplotlib.rc_context({"svg.hashsalt": "tvm_ext"}),
-        ):
-            draft = Path(folder) / path.name
-            figure.savefig(draft, metadata=metadata)
-            os.replace(draft, path)
-    except OSError as error:
-        raise ArtifactError(
-            f"roofline picture {path}: {error.strerror or error}; nothing written"
-        ) from error
+    save_figure(figure, path, "roofline picture")
 
 
 def _roofs(plot: Any, hardware: HardwareModel, shown: Sequence[GroupLine]) -> None:

@@ -7,6 +7,7 @@ Read in this order:
   neighbours      every plan one step away (coordinate descent)
   evolve          a population bred from the best, scored without measuring
   features        what the learned model sees of a plan;  cost_model: XGBoost over it
+  transfer        what records of other tasks teach
   space           one task: proposes batches, takes latencies
   task_scheduler  which task gets the next batch
 """
@@ -16,6 +17,7 @@ from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import Sketch, SketchRule, sketches
 from tvm_ext.search.space import TaskSpace
 from tvm_ext.search.task_scheduler import Objective, Progress, TaskScheduler
+from tvm_ext.search.transfer import lessons
 
 __all__ = [
     "CostModel",
@@ -25,6 +27,7 @@ __all__ = [
     "SketchRule",
     "TaskScheduler",
     "TaskSpace",
+    "lessons",
     "neighbours",
     "sketches",
 ]

@@ -23,8 +23,8 @@ BETA = 2.0
 WINDOW = 3
 """Batches over which the last gain is taken."""
 EPSILON = 0.05
-STALLED = 5
-"""Batches without gain after which a task counts as done while others gain."""
+LEAST_ROOM = 0.02
+"""Part of its latency that a task may gain even at the roofline, which is a model's."""
 
 Objective = Literal["latency", "geomean"]
 
@@ -73,7 +73,7 @@ class TaskScheduler:
         self._targets_us = tuple(targets_us)
 
     def next(self) -> int | None:
-        """The task for the next batch; None if none has plans left or a model falls short."""
+        """The task for the next batch; None if none has plans left or all are fast enough."""
         wanting = [i for i, task in enumerate(self.tasks) if not task.exhausted]
         gradients = {i: self.gradient(i) for i in wanting}
         wanting = [i for i in wanting if gradients[i] > 0]
@@ -93,7 +93,8 @@ class TaskScheduler:
         spent = max(1, min(WINDOW, len(history) - 1))
         gained = (back - task.best_us) / spent if back < inf else 0.0
         optimistic = task.best_us / max(1, len(history))
-        room = max(0.0, task.best_us - max(task.roof_us, self._reached_us(place)))
+        bound_us = max(task.roof_us, self._reached_us(place))
+        room = max(LEAST_ROOM * task.best_us, task.best_us - bound_us)
         slope = ALPHA * gained + (1 - ALPHA) * min(optimistic, room)
         return slope * self._importance(place)
 

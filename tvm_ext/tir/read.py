@@ -179,13 +179,13 @@ class _Reader:
             shape = tuple(int(extent) for extent in buffer.shape)
             dtype = str(buffer.dtype)
             self.index[buffer] = len(self.tensors)
-            self.tensors.append(Tensor(buffer.name, shape, dtype, _dtype_bytes(dtype), role))
+            self.tensors.append(Tensor(str(buffer.name), shape, dtype, _dtype_bytes(dtype), role))
         return self.index[buffer]
 
     def node(self, block: Any) -> TileNode:
         """The node of one block. A block that is not one plain store becomes `opaque`."""
         axes = tuple(
-            Axis(iv.var.name, int(iv.dom.extent), "reduce" if iv.iter_type == 2 else "space")
+            Axis(str(iv.var.name), int(iv.dom.extent), "reduce" if iv.iter_type == 2 else "space")
             for iv in block.iter_vars
         )
         position = {iv.var: i for i, iv in enumerate(block.iter_vars)}
@@ -204,7 +204,7 @@ class _Reader:
             if not block.writes:
                 raise ValueError("a block without writes")
             write = self._whole(block.writes[0].source, written=True)
-            return TileNode(block.name_hint, "opaque", axes, reads, write, 0.0)
+            return TileNode(str(block.name_hint), "opaque", axes, reads, write, 0.0)
         store = block.body
         target = self.tensor(store.buffer, written=True)
         write = Access(target, dims(store.indices))
@@ -218,7 +218,7 @@ class _Reader:
         kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
         zeros = holes(store.value, position, [axis.kind for axis in axes])
         useful = flops(store.value) / prod(hole.step for hole in zeros)
-        return TileNode(block.name_hint, kind, axes, reads, write, useful, zeros)
+        return TileNode(str(block.name_hint), kind, axes, reads, write, useful, zeros)
 
     def _whole(self, buffer: Any, written: bool = False) -> Access:
         return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))

@@ -52,6 +52,19 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     innermost loop vectorised where that is legal. Raises PlanError with the reason `structure` (the
     function has no blocks), `schedule` (TVM refused a step) or one of `tile.legal.check_plan`.
     """
+    prepared = schedule(func, plan)
+    parts = plan.parts()
+    scheduled = prepared.schedule.mod["main"]
+    if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
+        scheduled = with_guards(scheduled)
+    scheduled = with_squares(scheduled)
+    if any(part.prefetch for part in parts):
+        scheduled = with_prefetch(scheduled)
+    return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
+
+
+def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
+    """What of `write` schedule primitives can say. Raises PlanError as it does."""
     prepared = prepare(func)
     if prepared is None:
         raise PlanError("structure", "plan: the function has no blocks to schedule")
@@ -69,13 +82,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
                 loose(prepared, index, plan)
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
-    scheduled = prepared.schedule.mod["main"]
-    if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
-        scheduled = with_guards(scheduled)
-    scheduled = with_squares(scheduled)
-    if any(part.prefetch for part in parts):
-        scheduled = with_prefetch(scheduled)
-    return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
+    return prepared
 
 
 def written(prepared: Prepared, plan: TilePlan) -> set[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_case import DISK_BYTES, SHAPE, Command, good, make_model, refused
+from cli_case import DISK_BYTES, SHAPE, Command, good, make_model, record_lines, refused
 from onnx import TensorProto, helper
 
 from tvm_ext.records.record import decode_line
@@ -131,7 +131,7 @@ def test_a_full_disk_spares_the_log(command: Command, model: Path, tmp_path: Pat
     words = [model, *SHAPE, "--trials", "40", "--log", log, "-o", tmp_path / "m.so"]
     refused(command("tune", *words, full_disk=True), "tuning log", "too large", "unharmed")
     (file,) = log.glob("*.jsonl")
-    assert [decode_line(line).ok for line in file.read_bytes().splitlines()].count(True) > 0
+    assert [decode_line(line).ok for line in record_lines(file.read_bytes())].count(True) > 0
 
 
 def test_a_full_disk_spares_the_output(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_case import TRIALS, Command, Tuned, answer, good, refused
 
-from tvm_ext.records.record import decode_line
+from tvm_ext.records.record import Record, decode_line
 
 
 def test_logs_show(command: Command, tuned: Tuned) -> None:
@@ -44,9 +44,61 @@ def test_logs_merge(command: Command, tuned: Tuned, tmp_path: Path) -> None:
     said = good(command("logs", "merge", half, tuned.log, whole)).stdout
     assert f"{len(tuned.lines) - 4} records added" in said
     merged = (whole / tuned.file.name).read_bytes().splitlines()
-    assert merged == tuned.lines
+    assert sorted(merged) == sorted(tuned.text.splitlines())
     refused(command("logs", "merge", tmp_path / "none", whole), "no tuning log")
     refused(command("logs", "merge", half), "DEST")
+
+
+def test_logs_prune_and_diff(command: Command, tuned: Tuned, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    data = answer(command("logs", "prune", tuned.log, small, "--json"))
+    records = [line for line in map(decode_line, tuned.lines) if isinstance(line, Record)]
+    tasks = {record.task.signature for record in records}
+    assert data["kept"] + data["dropped"] == len(records)
+    assert (data["tasks"], data["lost"]) == (len(tasks), 0)
+    more = good(command("logs", "prune", tuned.file, tmp_path / "more", "--keep", "99")).stdout
+    assert "0 dropped: the 99 best plans" in more
+    refused(command("logs", "prune", tuned.log, small), "holds records already")
+    refused(command("logs", "prune", tuned.log, tmp_path / "new", "--keep", "0"), "--keep")
+    refused(command("logs", "prune", tmp_path / "none", tmp_path / "new"), "no tuning log")
+
+    said = good(command("logs", "diff", tuned.log, small)).stdout
+    assert f"1.00x over {len(tasks)} tasks that both logs have" in said
+    assert said.count("same plan") == len(tasks)
+    data = answer(command("logs", "diff", small, tuned.log, "--json"))
+    assert data["geomean"] == pytest.approx(1.0)
+    assert {task["task"]["signature"] for task in data["tasks"]} == tasks
+    assert all(task["speedup"] == pytest.approx(1.0) for task in data["tasks"])
+    refused(command("logs", "diff", tuned.log, tmp_path / "none"), "no tuning log")
+
+
+def test_logs_export_and_import(command: Command, tuned: Tuned, tmp_path: Path) -> None:
+    folder, back = tmp_path / "database", tmp_path / "back"
+    model, shape = tuned.words[0], tuned.words[1:3]
+    out = ("logs", "export", model, *shape, "--log", tuned.log, "--to", "metaschedule", folder)
+    data = answer(command(*out, "--json"))
+    assert data["exported"] == data["verified"] == len(data["tasks"]) > 0
+    assert all("32-bit indices" in task["left_out"] for task in data["tasks"])
+    refused(command(*out), "holds a MetaSchedule database already")
+    refused(command(*out[:-2], "ansor", tmp_path / "other"), "metaschedule")
+
+    bring = ("logs", "import", "--from", "metaschedule", folder, "--log", back)
+    assert f"{data['exported']} of them plans of ours" in good(command(*bring)).stdout
+    assert answer(command(*bring, "--json"))["added"] == 0
+    said = good(command("logs", "diff", tuned.log, back)).stdout
+    assert said.count("same plan") == data["exported"]
+    refused(command("logs", "import", "--from", "metaschedule", tuned.log), "is missing")
+
+
+def test_an_export_needs_plans_of_this_machine(
+    command: Command, tuned: Tuned, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign.jsonl"
+    own = decode_line(tuned.lines[0]).hardware
+    foreign.write_bytes(tuned.file.read_bytes().replace(own.encode(), b"0badc0ffee00"))
+    words = (*tuned.words[:3], "--log", foreign, "--to", "metaschedule", tmp_path / "database")
+    refused(command("logs", "export", *words), "no plan for any", own, "tune the model")
+    assert not (tmp_path / "database").exists()
 
 
 @pytest.fixture

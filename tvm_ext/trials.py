@@ -12,6 +12,7 @@ import tvm_ext
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
+from tvm_ext.measure.tracker import FleetError
 from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record, RecordFailure, TaskGraph, TaskKey
@@ -22,13 +23,21 @@ from tvm_ext.verify import arguments_of, point_count
 
 
 class Trials:
-    """Measures plans on this machine; every batch is on disk before `run` returns."""
+    """Measures plans, on this machine or where `measurer` does; every batch is on disk before
+    `run` returns."""
 
-    def __init__(self, hardware: HardwareModel, database: Database, seed: int) -> None:
+    def __init__(
+        self,
+        hardware: HardwareModel,
+        database: Database,
+        seed: int,
+        measurer: Measurer | None = None,
+    ) -> None:
         self.hardware = hardware
         self.database = database
         self.seed = seed
-        self._measurer = Measurer(hardware.target, hardware.cores)
+        self._measurer = measurer or Measurer(hardware.target, hardware.cores)
+        self._elsewhere = measurer is not None
         self._checks: dict[str, tuple[OutputCheck, ...]] = {}
 
     def run(
@@ -38,7 +47,8 @@ class Trials:
         best_us: float,
         yardstick: TilePlan | None = None,
     ) -> list[Record]:
-        """The records of plans of one task, in order, that of the yardstick not among them.
+        """The records of plans of one task, in order, that of the yardstick not among them, nor
+        those of plans whose device was lost: nothing is known of them. FleetError if all were.
 
         best_us    the best latency known before: plans far behind it are not repeated
         yardstick  a plan measured before, to be measured again beside them: machines that are
@@ -47,13 +57,16 @@ class Trials:
         known = self.database.typical(task.signature, self.hardware.fingerprint())
         usual_us = known.get(yardstick, float("inf")) if yardstick else float("inf")
         jobs = [self._job(task, plan) for plan in plans]
-        if yardstick is None or not isfinite(usual_us):
+        # Devices drift each for itself, and one kernel runs on one of them.
+        if self._elsewhere or yardstick is None or not isfinite(usual_us):
             outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
         else:
             own, *outcomes = self._measurer.measure([self._job(task, yardstick), *jobs], best_us)
             beside = [self._record(task, yardstick, own)] if not own.failure else []
             drift = own.best_us / usual_us if beside else 1.0
-        pairs = zip(plans, outcomes, strict=True)
+        pairs = [(p, o) for p, o in zip(plans, outcomes, strict=True) if not o.lost]
+        if outcomes and not pairs:
+            raise FleetError(next(o.failure.message for o in outcomes if o.failure))
         records = [self._record(task, plan, outcome, drift) for plan, outcome in pairs]
         self.database.append([*self._graph(task), *beside, *records])
         return records

@@ -11,8 +11,12 @@ from typing import Any
 from tvm_ext.assembly import assemble
 from tvm_ext.errors import ModelError
 from tvm_ext.flow import Shapes, hardware_for, log_notes, lower, plan_all
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
+from tvm_ext.measure.fleet import FleetMeasurer
 from tvm_ext.measure.job import Failure
+from tvm_ext.measure.tracker import check_fleet
 from tvm_ext.planner import Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
@@ -33,6 +37,7 @@ def tune(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    fleet: tuple[str, str] | None = None,
     watch: Watch | None = None,
 ) -> Compiled:
     """Compiles with measured plans. Ctrl-C ends the search; the best so far is compiled.
@@ -41,9 +46,11 @@ def tune(
     log            folder or .jsonl file; what it holds for this machine is not measured again
     time_budget_s  stop measuring after so many seconds
     goal_us        or when the kernels together take no longer than this
+    fleet          measure on other machines: the tracker's `host:port` and their key
     watch          called after every batch with the tasks and the number of trials done
 
-    Raises what `compile` raises, and LogError if the log cannot be written.
+    Raises what `compile` raises, FleetError if no device of the fleet measures, and
+    LogError if the log cannot be written.
     """
     (compiled,) = tune_all(
         [model],
@@ -55,6 +62,7 @@ def tune(
         seed=seed,
         shapes=shapes,
         num_threads=num_threads,
+        fleet=fleet,
         watch=watch,
     )
     return compiled
@@ -72,6 +80,7 @@ def tune_all(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    fleet: tuple[str, str] | None = None,
     watch: Watch | None = None,
 ) -> list[Compiled]:
     """Tunes several models at once: a task that occurs in more than one is measured once.
@@ -99,6 +108,7 @@ def tune_all(
         objective=objective,
         goals_us=goals_us,
         watch=watch or unwatched,
+        measurer=measurer_of(fleet, lowered[0].hardware),
     )
     tuner.search(trials, deadline)
     return [
@@ -110,6 +120,15 @@ def tune_all(
         )
         for one in lowered
     ]
+
+
+def measurer_of(fleet: tuple[str, str] | None, hardware: HardwareModel) -> Measurer | None:
+    """What measures on a fleet, given its tracker and key; None if there is none. FleetError if
+    nobody is there, before anything has been spent."""
+    if fleet is None:
+        return None
+    check_fleet(*fleet)
+    return FleetMeasurer(hardware.target, *fleet, hardware.cores)
 
 
 @dataclass(frozen=True)
@@ -146,6 +165,7 @@ def tune_tir(
     seed: int = 0,
     num_threads: int | None = None,
     rules: Sequence[SketchRule] = (),
+    fleet: tuple[str, str] | None = None,
     watch: Watch | None = None,
 ) -> TunedKernel:
     """Tunes one unscheduled function, whatever made it: TE, TVMScript, or a Relax flow.
@@ -160,7 +180,15 @@ def tune_tir(
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
     task = make_task(func, name or "main")
     tasks = {task.signature: (task, (1.0,))}
-    tuner = Tuner(tasks, hardware, database, seed, rules=rules, watch=watch or unwatched)
+    tuner = Tuner(
+        tasks,
+        hardware,
+        database,
+        seed,
+        rules=rules,
+        watch=watch or unwatched,
+        measurer=measurer_of(fleet, hardware),
+    )
     tuner.search(trials, deadline)
     planned = plan_task(task, hardware, database)
     space = tuner.tasks[0].space if tuner.tasks else None

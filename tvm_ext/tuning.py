@@ -25,6 +25,7 @@ from typing import Any
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
+from tvm_ext.measure import Measurer
 from tvm_ext.picker import pick, predict
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record
@@ -83,7 +84,8 @@ def unwatched(_tasks: list[Progress], _done: int) -> None:
 class Tuner:
     """The measuring loop over tasks of one or several models.
 
-    tasks  by signature: the task, and its calls in each model
+    tasks     by signature: the task, and its calls in each model
+    measurer  where plans are measured; by default on this machine
     """
 
     def __init__(
@@ -97,11 +99,12 @@ class Tuner:
         goals_us: Sequence[float] = (),
         rules: Sequence[SketchRule] = (),
         watch: Watch = unwatched,
+        measurer: Measurer | None = None,
     ) -> None:
         self.hardware = hardware
         self.watch = watch
         self.interrupted = False
-        self._trials = Trials(hardware, database, seed)
+        self._trials = Trials(hardware, database, seed, measurer)
         self._model = CostModel(seed, hardware.cores)
         self.tasks = [
             progress

@@ -140,18 +140,23 @@ def test_an_artifact_runs_with_stock_tvm_alone(compiled: Compiled, tmp_path: Pat
             np.testing.assert_array_equal(saved[f"arr_{place}"], expected)
 
 
-def test_passes_in_a_flow_of_ones_own() -> None:
-    """The example asserts that pipeline and single passes agree with stock TVM."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["own_flow.py"], "one by one"), (["tune_function.py", "6"], "right")],
+    ids=["own_flow", "tune_function"],
+)
+def test_an_example_runs(words: list[str], said: str) -> None:
+    """Each asserts that what it computes is right."""
+    name, *arguments = words
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "own_flow.py")],
-        env=environment,
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "one by one" in done.stdout
+    assert said in done.stdout
 
 
 def test_a_relax_module_compiles(model: Path, compiled: Compiled) -> None:

@@ -6,7 +6,9 @@ work is done by `tvm_ext.compile` and its like.
     compile  compile in seconds, measuring nothing
     replay   compile from a log, measuring and running nothing
     run      run an artifact, time it
-    logs     show, best, merge: look into tuning logs
+    logs     show, best, picture: look into tuning logs
+             logs_change  merge, prune, diff      logs_exchange  to and from MetaSchedule
+    serve    lend this machine to a fleet, or be its tracker
     report   the kernels of an artifact
 
 Exit codes: 0 done, 2 an error of the user's (one line on stderr), 130 interrupted.

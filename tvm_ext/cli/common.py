@@ -64,9 +64,9 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def add_model(parser: Parser) -> None:
-    """The model and what it is compiled for: `model`, `--target`, `--shape`."""
-    parser.add_argument("model", metavar="model.onnx")
+def add_model(parser: Parser, *, several: bool = False) -> None:
+    """The model, or `several`, and what it is compiled for: `model`, `--target`, `--shape`."""
+    parser.add_argument("model", metavar="model.onnx", nargs="+" if several else None)
     parser.add_argument(
         "--target",
         default="cpu",
@@ -86,6 +86,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
     return int(text)
+
+
+def positive_ms(text: str) -> float:
+    """Milliseconds, more than none, as an argument type."""
+    if not re.fullmatch(r"\d+(\.\d+)?|\.\d+", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds above 0")
+    return float(text)
 
 
 def duration_s(text: str) -> float:
@@ -183,13 +190,15 @@ def add_reference(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def whole_model(compiled: Any, args: argparse.Namespace) -> tuple[str, dict[str, Any] | None]:
+def whole_model(
+    compiled: Any, model: str, args: argparse.Namespace
+) -> tuple[str, dict[str, Any] | None]:
     """Compares a verified model with another engine: a line to print, and the same as data."""
     if not any(group.verified for group in compiled.manifest.groups):
         return "checked   not compared with another engine", None
     from tvm_ext.check import check_model
 
-    result = check_model(compiled, args.model, reference=args.reference)
+    result = check_model(compiled, model, reference=args.reference)
     if result is None:
         hint = "install onnxruntime, or ask for --reference"
         return f"checked   not compared with another engine: {hint}", None

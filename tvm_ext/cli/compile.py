@@ -64,7 +64,7 @@ def work(args: argparse.Namespace) -> Answer:
             notify=notify,
         )
         notify("comparing")
-        checked, check = whole_model(compiled, args)
+        checked, check = whole_model(compiled, args.model, args)
         notify("linking")
         compiled.save(output)
     manifest = compiled.manifest

@@ -7,12 +7,13 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from tvm_ext.cli.common import (
     Answer,
+    CommandError,
     Parser,
     add_common,
     add_model,
@@ -21,6 +22,7 @@ from tvm_ext.cli.common import (
     duration_s,
     note_lines,
     positive,
+    positive_ms,
     run_main,
     shapes_of,
     text_style,
@@ -32,6 +34,7 @@ from tvm_ext.records.manifest import Group, Manifest
 from tvm_ext.report.groups import group_us, sources
 from tvm_ext.report.text import draw, us_text
 from tvm_ext.report.tune_table import failures, tune_table
+from tvm_ext.search.task_scheduler import Objective
 
 IMPORTS = "from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan"
 
@@ -40,13 +43,14 @@ def make_parser() -> Parser:
     """The command's arguments."""
     parser = Parser(
         prog="python -m tvm_ext.tune",
-        description="Measure plans for every kernel of a model on this machine, keep them in a\n"
-        "log, and write the model compiled with the best. Run it again to go on: what\n"
-        "the log has is not measured again. Ctrl-C stops it with the best so far.",
+        description="Measure plans for every kernel of a model, here or on a fleet, keep them in\n"
+        "a log, and write the model compiled with the best. Run it again to go on: what\n"
+        "the log has is not measured again. Ctrl-C stops it with the best so far. Of\n"
+        "several models, kernels in common are measured once.",
         example="python -m tvm_ext.tune model.onnx --shape input=1,3,224,224 --trials 500 "
         "--time 10m -o model.so",
     )
-    add_model(parser)
+    add_model(parser, several=True)
     parser.add_argument(
         "--trials",
         type=positive,
@@ -58,11 +62,24 @@ def make_parser() -> Parser:
         "--time", type=duration_s, metavar="10m", help="stop measuring after so long (no limit)"
     )
     parser.add_argument(
+        "--goal", type=positive_ms, metavar="MS", help="or once a model's kernels take so long"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=get_args(Objective),
+        default="latency",
+        help="of several models: their latencies' sum, or their geometric mean (latency)",
+    )
+    parser.add_argument(
         "--log", default="tuning_logs", help="folder or .jsonl file of the log (tuning_logs)"
     )
     parser.add_argument(
         "-o", "--output", metavar="model.so", help="artifact to write (the model's name, here)"
     )
+    parser.add_argument(
+        "--tracker", metavar="HOST:PORT", help="measure on a fleet (docs/fleet.md): its tracker"
+    )
+    parser.add_argument("--key", help="what the fleet's devices are called at the tracker")
     parser.add_argument("--seed", type=int, default=0, help="of the search and of test data (0)")
     add_reference(parser)
     add_common(parser)
@@ -71,27 +88,56 @@ def make_parser() -> Parser:
 
 def work(args: argparse.Namespace) -> Answer:
     """Tunes and says what came of it."""
-    output = check_output(args.output or f"{Path(args.model).stem}.so", ".so")
+    if args.output and len(args.model) > 1:
+        raise CommandError(
+            f"-o {args.output}: names one artifact, but {len(args.model)} models are tuned; leave "
+            "it out, each is named after its model"
+        )
+    if bool(args.tracker) != bool(args.key):
+        raise CommandError("fleet: --tracker and --key belong together; give both or neither")
+    outputs = [check_output(args.output or f"{Path(m).stem}.so", ".so") for m in args.model]
     shapes = shapes_of(args.shape)
     started = time.monotonic()
-    with Watcher(args.model, args.trials, quiet=args.json) as watcher:
-        from tvm_ext.tuner import tune
+    with Watcher(", ".join(args.model), args.trials, quiet=args.json) as watcher:
+        from tvm_ext.tuner import tune_all
 
-        compiled = tune(
+        tuned = tune_all(
             args.model,
             args.target,
             trials=args.trials,
             log=args.log,
             time_budget_s=args.time,
+            objective=args.objective,
+            goals_us=[1e3 * args.goal] * len(args.model) if args.goal else (),
             seed=args.seed,
             shapes=shapes,
             num_threads=args.threads,
+            fleet=(args.tracker, args.key) if args.tracker else None,
             watch=watcher,
         )
-    checked, check = whole_model(compiled, args)
+    answers = [
+        _answer(args, model, compiled, output, watcher, started)
+        for model, compiled, output in zip(args.model, tuned, outputs, strict=True)
+    ]
+    table = draw(tune_table(watcher.lines), **text_style()) if watcher.lines else ""
+    text = "\n\n".join(filter(None, [table, *(answer.text for answer in answers)]))
+    data = [answer.data for answer in answers]
+    return Answer(text, data[0] if len(data) == 1 else {"models": data})
+
+
+def _answer(
+    args: argparse.Namespace,
+    model: str,
+    compiled: Any,
+    output: Path,
+    watcher: Watcher,
+    started: float,
+) -> Answer:
+    """Checks and saves one model, and says what became of it."""
+    checked, check = whole_model(compiled, model, args)
     seconds = time.monotonic() - started
     manifest: Manifest = compiled.manifest
-    command = replay_command(args, output, manifest)
+    command = replay_command(args, model, output, manifest)
     try:
         compiled.save(output)
     except ArtifactError as error:
@@ -100,7 +146,7 @@ def work(args: argparse.Namespace) -> Answer:
         ) from error
     hottest = hottest_kernel(manifest)
     data: dict[str, Any] = {
-        "model": args.model,
+        "model": model,
         "artifact": str(output),
         "log": args.log,
         "replay": command,
@@ -117,12 +163,12 @@ def work(args: argparse.Namespace) -> Answer:
         "code_hash": manifest.code_hash,
         "notes": manifest.notes,
     }
-    return Answer(_text(data, watcher, hottest, checked), data)
+    return Answer(_text(data, hottest, checked), data)
 
 
-def replay_command(args: argparse.Namespace, output: Path, manifest: Manifest) -> str:
+def replay_command(args: argparse.Namespace, model: str, output: Path, manifest: Manifest) -> str:
     """What to type to get the same artifact again without measuring; strict if it can be."""
-    words = ["python", "-m", "tvm_ext.replay", args.model, "--log", args.log, "-o", str(output)]
+    words = ["python", "-m", "tvm_ext.replay", model, "--log", args.log, "-o", str(output)]
     if args.target != "cpu":
         words += ["--target", args.target]
     for shape in args.shape:
@@ -141,12 +187,10 @@ def hottest_kernel(manifest: Manifest) -> Group | None:
     return max(planned, key=lambda group: group.calls * group_us(group), default=None)
 
 
-def _text(data: dict[str, Any], watcher: Watcher, hottest: Group | None, checked: str) -> str:
+def _text(data: dict[str, Any], hottest: Group | None, checked: str) -> str:
     kernels = ", ".join(f"{source} {count}" for source, count in data["kernels"].items())
     failed = ", ".join(f"{kind} {count}" for kind, count in data["failures"].items())
     blocks = []
-    if watcher.lines:
-        blocks.append(draw(tune_table(watcher.lines), **text_style()))
     lines = [
         f"tuned {data['model']} in {data['seconds']:.0f} s, "
         f"for {data['hardware_name']} ({data['hardware']}), {data['num_threads']} threads",

@@ -9,6 +9,18 @@
     sandbox  verify and time one kernel in a forked child
 
 Way of a job: Measurer -> remote -> worker -> build -> sandbox -> Outcome back.
+
+The same on other machines, through TVM's RPC (docs/fleet.md):
+
+    fleet         FleetMeasurer: what callers use
+    fleet_worker  its process: a batch from beginning to end, tried again where a device is lost
+    fleet_child   a process forked from it for one step of one job
+    fleet_build   one step: PrimFunc to a shared object
+    fleet_run     the other: borrow a device, verify and time the kernel there
+    tracker       TVM's tracker as a client sees it; FleetError
+    device        the server on a device, and the tracker: what python -m tvm_ext.serve runs
+
+FleetMeasurer -> fleet_worker -> fleet_build, then fleet_run -> device -> Outcome back.
 """
 
 from tvm_ext.measure.inputs import Argument, make_inputs

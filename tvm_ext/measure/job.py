@@ -21,6 +21,7 @@ class Failure(msgspec.Struct, frozen=True):
     crash    the kernel was ended by a signal
     hang     the kernel did not return within the time limit
     wrong    an output differs from its reference, or was not written everywhere
+    device   the devices of a fleet were lost: nothing is known of the kernel
     """
 
     kind: str
@@ -65,6 +66,11 @@ class Outcome(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     tir_hash: str = ""
     """`tir.hash_func` of the schedule; empty if there is none."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a device failed, and not the kernel."""
+        return self.failure is not None and self.failure.kind == "device"
 
     @property
     def best_us(self) -> float:

@@ -3,7 +3,8 @@
     record    Record and its parts, TaskGraph; one line and back
     files     a log on disk: which files, locked appends, atomic replacement
     database  Database: load, query, append, follow what other processes append
-    merge     several logs into one
+    merge     several logs into one;  prune: the best plans of one;  diff: two compared
+    exchange  records and the marks that stand for them in a MetaSchedule database
     manifest  what a compiled artifact says of itself, plans included
     profile   what its kernels take, measured in place
 

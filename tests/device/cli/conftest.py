@@ -32,12 +32,13 @@ def command(environment: dict[str, str]) -> Command:
     """Runs a verb and returns the finished process; `full_disk` limits the files it may write."""
 
     def run(
-        verb: str, *arguments: str | Path, full_disk: bool = False
+        verb: str, *arguments: str | Path, full_disk: bool = False, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (DISK_BYTES, DISK_BYTES))
         return subprocess.run(
             [sys.executable, "-m", f"tvm_ext.{verb}", *map(str, arguments)],
             env=environment,
+            cwd=cwd,
             capture_output=True,
             text=True,
             timeout=300,

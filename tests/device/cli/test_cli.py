@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_case import SHAPE, TRIALS, Command, Tuned, answer, good, record_lines
+from cli_case import SHAPE, TRIALS, Command, Tuned, answer, good, record_lines, refused
 from onnx.reference import ReferenceEvaluator
 
 import tvm_ext
@@ -134,6 +134,28 @@ def test_tune_for_machines_goes_on_where_it_was(
     now = (log / tuned.file.name).read_bytes()
     assert now.startswith(tuned.text)
     assert len(record_lines(now)) > len(tuned.lines)
+
+
+def test_several_models_are_tuned_at_once(command: Command, tuned: Tuned, tmp_path: Path) -> None:
+    """The same model twice: every task is one task, and what the log has is enough for both."""
+    model = Path(tuned.words[0])
+    other = shutil.copy(model, tmp_path / "other.onnx")
+    log = shutil.copytree(tuned.log, tmp_path / "log")
+    words = (model, other, *SHAPE, "--trials", TRIALS, "--log", log)
+    data = answer(command("tune", *words, "--objective", "geomean", "--json", cwd=tmp_path))
+    assert [entry["artifact"] for entry in data["models"]] == [f"{model.stem}.so", "other.so"]
+    assert all((tmp_path / entry["artifact"]).is_file() for entry in data["models"])
+    assert data["models"][0]["code_hash"] == data["models"][1]["code_hash"]
+    signatures = [task["signature"] for task in data["models"][0]["tasks"]]
+    assert len(signatures) == len(set(signatures))
+    refused(command("tune", *words, "-o", tmp_path / "m.so"), "names one artifact")
+
+
+def test_a_goal_that_is_met_ends_the_search(command: Command, tuned: Tuned, tmp_path: Path) -> None:
+    log = shutil.copytree(tuned.log, tmp_path / "log")
+    words = [*tuned.words[:3], "--log", log, "-o", tmp_path / "m.so", "--json"]
+    data = answer(command("tune", *words, "--trials", "500", "--goal", "1000"))
+    assert data["trials"] == int(TRIALS)
 
 
 def test_compile_takes_plans_from_a_log(command: Command, tuned: Tuned, tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""A tracker and its servers on loopback: kernels and devices may die, what is measured does not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from measure_case import (
+    TARGET,
+    N,
+    arguments,
+    double,
+    gpu_only,
+    half_written,
+    hang,
+    job,
+    segfault,
+    triple,
+)
+
+from tvm_ext.cli import serve
+from tvm_ext.measure.fleet import FleetMeasurer
+from tvm_ext.measure.inputs import Argument
+from tvm_ext.measure.tracker import FleetError, check_tracker
+
+START_S = 60.0
+
+
+class Served:
+    """`python -m tvm_ext.serve` at a free port, in a process group of its own."""
+
+    def __init__(self, log: Path, *words: str) -> None:
+        self.log = log
+        with log.open("w") as stream:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "tvm_ext.serve", "--port", "0", *words],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def address(self) -> str:
+        wait_for(lambda: " at " in self.log.read_text())
+        return re.search(r" at (\S+?:\d+)", self.log.read_text()).group(1)
+
+    def kill(self) -> None:
+        """Like a power cut: with the session it serves."""
+        for process in [self.process, *self.process.children(recursive=True)]:
+            process.kill()
+        self.process.wait()
+
+
+def measured(outcome) -> bool:
+    """Whether there are latencies; one alone, if it lies behind another kernel's."""
+    return outcome.failure is None and min(outcome.latency_us) > 0
+
+
+def wait_for(condition, limit_s: float = START_S) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@contextmanager
+def fleet(folder: Path, key: str, count: int):
+    """A tracker and servers of one key, started at the same time."""
+    with_tracker = [Served(folder / "tracker", "--start-tracker")]
+    try:
+        address = with_tracker[0].address
+        for place in range(count):
+            words = ("--tracker", address, "--key", key, "--threads", "2")
+            with_tracker.append(Served(folder / f"server{place}", *words))
+        wait_for(lambda: len(check_tracker(address).get(key, ())) == count)
+        yield with_tracker
+    finally:
+        for served in with_tracker:
+            if served.process.is_running():
+                served.kill()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with fleet(tmp_path_factory.mktemp("fleet"), "box", 2) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def measurer(served):
+    with FleetMeasurer(TARGET, served[0].address, "box", num_threads=2, timeout_s=2.0) as measurer:
+        yield measurer
+
+
+@contextmanager
+def meanwhile(work):
+    """Runs `work` in a thread beside the body, and ends with it."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_every_failure_has_its_kind_and_the_batch_goes_on(measurer, served):
+    bad = {
+        "compile": job(gpu_only),
+        "crash": job(segfault),
+        "hang": job(hang),
+        "wrong": job(triple, checked=True),
+        "launch": job(double, arguments=(Argument((N + 1,), "float32"), arguments()[1])),
+    }
+    good = job(double, checked=True)
+    outcomes = measurer.measure([good, *bad.values(), job(double, cold=True)])
+    assert measured(outcomes[0])
+    assert measured(outcomes[-1])
+    assert all(outcome.tir_hash for outcome in outcomes)
+    assert [outcome.failure.kind for outcome in outcomes[1:-1]] == list(bad)
+    assert not any("\n" in outcome.failure.message for outcome in outcomes[1:-1])
+    # each device lost a session to the crash and one to the hang, and serves on
+    for server in served[1:]:
+        wait_for(lambda server=server: server.log.read_text().count("serving on") == 2)
+        assert "SIGSEGV; serving on" in server.log.read_text()
+        assert "SIGALRM; serving on" in server.log.read_text()
+
+
+def test_verify_finds_the_same_without_timing(measurer):
+    failures = measurer.verify([job(double, checked=True), job(half_written)])
+    assert failures[0] is None
+    assert failures[1].kind == "wrong"
+    assert f"{N // 2} of {N} elements" in failures[1].message
+
+
+def test_all_devices_are_used_at_a_time(measurer, served):
+    busy = []
+    servers = [server.process for server in served[1:]]
+
+    def watch():
+        wait_for(lambda: all(server.children() for server in servers))
+        busy.append(True)
+
+    with meanwhile(watch):
+        outcomes = measurer.measure([job(double)] * 8)
+    assert all(measured(outcome) for outcome in outcomes)
+    assert busy
+
+
+def test_nothing_to_measure_asks_nobody():
+    with FleetMeasurer(TARGET, "127.0.0.1:1", "box", num_threads=2) as measurer:
+        assert measurer.measure([]) == []
+
+
+def test_other_number_of_threads_is_told(served):
+    with FleetMeasurer(TARGET, served[0].address, "box", num_threads=3) as measurer:
+        (outcome,) = measurer.measure([job(double)])
+    assert outcome.failure.kind == "device"
+    assert "start its server with --threads 3" in outcome.failure.message
+
+
+def test_killed_server_loses_nothing_and_killed_tracker_only_what_was_not_measured(tmp_path):
+    with fleet(tmp_path, "mortal", 2) as (tracker, first, second):
+        with FleetMeasurer(TARGET, tracker.address, "mortal", num_threads=2) as measurer:
+
+            def cut(victim, during):
+                wait_for(lambda: during.process.children())
+                victim.kill()
+
+            with meanwhile(lambda: cut(second, during=second)):
+                outcomes = measurer.measure([job(double, checked=True)] * 6)
+            assert all(measured(outcome) for outcome in outcomes)
+
+            with meanwhile(lambda: cut(tracker, during=first)):
+                outcomes = measurer.measure([job(double, checked=True)] * 12)
+            failures = [outcome.failure for outcome in outcomes if not measured(outcome)]
+            assert 0 < len(failures) < len(outcomes), "what was on the device has its latency"
+            assert {failure.kind for failure in failures} == {"device"}
+            assert all("has gone" in failure.message for failure in failures)
+            with pytest.raises(FleetError, match="no answer"):
+                measurer.measure([job(double)])
+
+        first.process.send_signal(signal.SIGINT)
+        assert first.process.wait(START_S) == 0
+        assert "server ended" in first.log.read_text()
+        assert "Traceback" not in first.log.read_text()
+
+
+def test_unknown_key_names_those_there_are(served):
+    measurer = FleetMeasurer(TARGET, served[0].address, "toaster", num_threads=2)
+    with pytest.raises(FleetError, match=r"no server of key 'toaster'.*box \(2\); start one"):
+        measurer.measure([job(double)])
+
+
+def test_no_tracker_says_how_to_start_one():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        measurer = FleetMeasurer(TARGET, address, "box", num_threads=2)
+        with pytest.raises(FleetError, match=f"{address}: no answer.*--start-tracker --port"):
+            measurer.measure([job(double)])
+
+
+def test_address_that_is_none():
+    with pytest.raises(FleetError, match="is not host:port"):
+        check_tracker("somewhere")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], "--tracker and --key"),
+        (["--start-tracker", "--key", "box"], "drop the others"),
+        (["--tracker", "h:1", "--key", "two words"], "is no word"),
+        (["--port", "70000"], "is no port"),
+        (["--tracker", "somewhere", "--key", "box"], "is not host:port"),
+    ],
+)
+def test_serve_errors_are_one_line(words, found, capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert serve.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert found in line
+
+
+def test_serve_warns_where_others_can_reach_it():
+    with pytest.warns(UserWarning, match="runs any code"):
+        serve._listen("0.0.0.0", 0, 0).close()
+
+
+def test_serve_names_a_port_that_is_taken():
+    with serve._listen(serve.LOOPBACK, 0, 0) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "tvm_ext.serve", "--start-tracker", "--port", str(port)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}: cannot listen there" in done.stderr

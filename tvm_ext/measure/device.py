@@ -1,0 +1,71 @@
+"""The device's side of a fleet: TVM's RPC server, with what our measurements need beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import active_children
+
+import tvm_ffi
+from tvm.rpc import base, server, tracker
+
+from tvm_ext.measure.sandbox import _part_threads
+from tvm_ext.measure.tracker import split_address
+
+ALARM = "tvm_ext.alarm"
+"""Remote function: end this session in so many seconds unless set anew."""
+PART_THREADS = "tvm_ext.part_threads"
+"""Remote function: start the thread pool, keep the calling thread off its cores."""
+
+
+def serve_device(
+    listener: socket.socket, tracker_address: str, key: str, say: Callable[[str], None]
+) -> None:
+    """Lends this machine to one session after the other until interrupted.
+
+    TVM forks a child for each, which is all that a kernel can bring down. But its own server stops
+    listening after a child that crashed: it is started again, and reports to the tracker anew.
+    """
+    logging.getLogger("RPCServer").setLevel(logging.WARNING)
+    tvm_ffi.register_global_func(ALARM, _set_alarm)
+    tvm_ffi.register_global_func(PART_THREADS, _part_threads)
+    # Ctrl-C reaches the whole terminal group; a session is ended below, without a traceback.
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGINT, signal.SIG_IGN))
+    home, port = os.getcwd(), listener.getsockname()[1]
+    try:
+        while True:
+            try:
+                server._listen_loop(listener, port, key, split_address(tracker_address), "", None)
+            except (RuntimeError, OSError) as error:
+                say(f"{_cause(error)}; serving on")
+            os.chdir(home)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for session in active_children():
+            session.kill()
+
+
+def serve_tracker(listener: socket.socket) -> None:
+    """Answers servers and clients until interrupted."""
+    logging.getLogger("RPCTracker").setLevel(logging.WARNING)
+    with suppress(KeyboardInterrupt):
+        tracker._tracker_server(listener, base.random_key("tracker"))
+
+
+def _set_alarm(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _cause(error: BaseException) -> str:
+    """Why the server stopped listening, on one line."""
+    code = re.search(r"error code -(\d+)", str(error))
+    if code is None:
+        return " ".join(str(error).split())
+    return f"a session was ended by {signal.Signals(int(code.group(1))).name}"

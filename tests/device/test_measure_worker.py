@@ -83,14 +83,24 @@ def test_worker_does_not_outlive_a_killed_tuner():
 
 
 def test_interrupt_ends_the_worker_and_the_kernel_it_runs():
+    def born():
+        return set(psutil.Process().children(recursive=True)) - others
+
     def interrupt(number, frame):
-        family.update(set(psutil.Process().children(recursive=True)) - others)
+        family.update(born())
         raise KeyboardInterrupt
+
+    def once_the_kernel_hangs():
+        deadline = time.monotonic() + 30
+        while len(born()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     family: set[psutil.Process] = set()
     others = set(psutil.Process().children(recursive=True))
     before = signal.signal(signal.SIGUSR1, interrupt)
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer = threading.Thread(target=once_the_kernel_hangs)
     try:
         with Measurer(TARGET, num_threads=1, timeout_s=60.0) as measurer:
             timer.start()

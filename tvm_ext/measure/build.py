@@ -71,14 +71,10 @@ def build_many(
     workers: int = 2,
     notify: Callable[[int, bool], None] = lambda index, finished: None,
 ) -> list[Written]:
-    """Schedule and compile on `workers` threads; TVM releases the GIL. What is asked for several
-    times is built once.
+    """Schedule and compile on `workers` threads; TVM releases the GIL.
 
     `notify(index, finished)` is called from those threads before and after each one.
     """
-    first: dict[tuple[int, TilePlan | None], int] = {}
-    for index, (func, plan) in enumerate(jobs):
-        first.setdefault((id(func), plan), index)
 
     def one(index: int) -> Written:
         notify(index, False)
@@ -87,8 +83,7 @@ def build_many(
         return result
 
     with ThreadPoolExecutor(workers) as pool:
-        built = dict(zip(first.values(), pool.map(one, first.values()), strict=True))
-    return [built[first[id(func), plan]] for func, plan in jobs]
+        return list(pool.map(one, range(len(jobs))))
 
 
 def one_line(error: BaseException) -> str:

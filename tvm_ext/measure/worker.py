@@ -11,7 +11,7 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,11 +19,15 @@ from typing import Any
 import msgspec
 import numpy.ma  # noqa: F401 - TVM's evaluator takes medians, which load it: once here, not per child
 
-from tvm_ext.measure.build import Built, build_many
+from tvm_ext.measure.build import Built, Written, build_many
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome
 from tvm_ext.measure.sandbox import Limits, run_forked
+from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import PrimFunc, tvm
+
+KEPT = 12
+"""Compiled kernels that stay: the yardstick of a search, its best, those it settles between."""
 
 
 def serve(descriptor: int) -> None:
@@ -33,11 +37,11 @@ def serve(descriptor: int) -> None:
         # A child that outlived this process would otherwise keep the other side waiting for it.
         os.register_at_fork(after_in_child=connection.close)
         target, workers = connection.recv()
-        target = tvm.target.Target(target)
+        kernels = _Kernels(tvm.target.Target(target), workers)
         while True:
             request = connection.recv()
             try:
-                for answer in _batch(connection, target, workers, *request):
+                for answer in _batch(connection, kernels, *request):
                     connection.send(answer)
             except ConnectionError:
                 raise
@@ -48,8 +52,7 @@ def serve(descriptor: int) -> None:
 
 def _batch(
     connection: Connection,
-    target: Any,
-    workers: int,
+    kernels: _Kernels,
     jobs: list[Job],
     limits: Limits,
     best_us: float,
@@ -63,16 +66,14 @@ def _batch(
         with lock:
             connection.send(("built" if finished else "building", index))
 
-    loaded = {text: tvm.ir.load_json(text) for text in dict.fromkeys(job.func for job in jobs)}
-    asked = [(loaded[job.func], job.plan) for job in jobs]
-    kernels = deque(build_many(asked, target, workers, notify))
+    built = deque(kernels.of(jobs, notify))
     inputs = _Inputs()
     for index, job in enumerate(jobs):
-        written = kernels.popleft()
+        written = built.popleft()
         kernel = written.kernel
         yield "running", index
         if isinstance(kernel, Built):
-            kernel = _misfit(asked[index][0], job.arguments) or kernel
+            kernel = _misfit(kernels.func(job), job.arguments) or kernel
         if isinstance(kernel, Built):
             outcome = run_forked(kernel, job, inputs.of(job), limits, best_us)
         else:
@@ -80,6 +81,43 @@ def _batch(
         outcome = msgspec.structs.replace(outcome, tir_hash=written.tir_hash)
         best_us = min(best_us, outcome.best_us)
         yield "outcome", index, outcome
+
+
+class _Kernels:
+    """Compiles jobs; the last few kernels stay, for what is measured again and again."""
+
+    def __init__(self, target: Any, workers: int) -> None:
+        self._target = target
+        self._workers = workers
+        self._funcs: dict[str, PrimFunc] = {}
+        self._kept: dict[tuple[str, TilePlan | None], Written] = {}
+
+    def func(self, job: Job) -> PrimFunc:
+        """The function of a job of the batch at hand."""
+        return self._funcs[job.func]
+
+    def of(self, jobs: list[Job], notify: Callable[[int, bool], None]) -> list[Written]:
+        """The kernel of every job, in order; `notify` is told of those that are compiled."""
+        texts = dict.fromkeys(job.func for job in jobs)
+        self._funcs = {text: self._funcs.get(text) or tvm.ir.load_json(text) for text in texts}
+        keys = [(job.func, job.plan) for job in jobs]
+        places: dict[tuple[str, TilePlan | None], int] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(key, place)
+        fresh = [place for key, place in places.items() if key not in self._kept]
+        found = build_many(
+            [(self.func(jobs[place]), jobs[place].plan) for place in fresh],
+            self._target,
+            self._workers,
+            lambda index, finished: notify(fresh[index], finished),
+        )
+        self._kept |= {keys[place]: one for place, one in zip(fresh, found, strict=True)}
+        built = [self._kept[key] for key in keys]
+        for key in places:  # those used last are kept longest
+            self._kept[key] = self._kept.pop(key)
+        for key in list(self._kept)[: max(0, len(self._kept) - KEPT)]:
+            del self._kept[key]
+        return built
 
 
 def _misfit(func: PrimFunc, arguments: tuple[Argument, ...]) -> Failure | None:

@@ -21,6 +21,9 @@ from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import Target, tvm_version
 from tvm_ext.verify import arguments_of, point_count
 
+MOST_DRIFT = 1.5
+"""A yardstick further from its usual time says nothing about other kernels."""
+
 
 class Trials:
     """Measures plans, on this machine or where `measurer` does; every batch is on disk before
@@ -37,7 +40,6 @@ class Trials:
         self.database = database
         self.seed = seed
         self._measurer = measurer or Measurer(hardware.target, hardware.cores)
-        self._elsewhere = measurer is not None
         self._checks: dict[str, tuple[OutputCheck, ...]] = {}
 
     def run(
@@ -51,19 +53,22 @@ class Trials:
         those of plans whose device was lost: nothing is known of them. FleetError if all were.
 
         best_us    the best latency known before: plans far behind it are not repeated
-        yardstick  a plan measured before, to be measured again beside them: machines that are
-                   shared are now fast, now slow
+        yardstick  a plan measured before, to be measured again before and after them: machines
+                   that are shared are now fast, now slow
         """
         known = self.database.typical(task.signature, self.hardware.fingerprint())
         usual_us = known.get(yardstick, float("inf")) if yardstick else float("inf")
         jobs = [self._job(task, plan) for plan in plans]
         # Devices drift each for itself, and one kernel runs on one of them.
-        if self._elsewhere or yardstick is None or not isfinite(usual_us):
+        if not self._measurer.one_machine or yardstick is None or not isfinite(usual_us):
             outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
         else:
-            own, *outcomes = self._measurer.measure([self._job(task, yardstick), *jobs], best_us)
-            beside = [self._record(task, yardstick, own)] if not own.failure else []
-            drift = own.best_us / usual_us if beside else 1.0
+            own = self._job(task, yardstick)
+            before, *outcomes, after = self._measurer.measure([own, *jobs, own], best_us)
+            beside = [self._record(task, yardstick, o) for o in (before, after) if not o.failure]
+            # of the two the faster: an interruption is no drift
+            drift = min((record.best_us for record in beside), default=usual_us) / usual_us
+            drift = min(MOST_DRIFT, max(1 / MOST_DRIFT, drift))
         pairs = [(p, o) for p, o in zip(plans, outcomes, strict=True) if not o.lost]
         if outcomes and not pairs:
             raise FleetError(next(o.failure.message for o in outcomes if o.failure))

@@ -4,10 +4,11 @@
         the task scheduler chooses a task      by what is left to gain
         its space proposes a batch of plans    drafted by the performance model and the learned one
         they are measured                      each in a process of its own, checked, on disk
+        what seems best is measured again
         the learned model is trained anew
 
 The picker's first plan of every task is measured before anything else, so the result never starts
-behind the tuning-free one; plans that seem faster are measured again beside it at the end.
+behind the tuning-free one; what seems best is measured again before it is believed.
 """
 
 from __future__ import annotations
@@ -41,12 +42,10 @@ PICKED = 12
 BATCHES = 6
 """Batches over which the trials of a task are spread, so that the model learns in between."""
 LEAST_BATCH, LARGEST_BATCH = 4, 16
-FINAL, ROUNDS = 3, 3
-"""At the end so many plans run side by side with the picker's first, each so many times."""
+AGAIN, CONFIRMED = 2, 3
+"""What seems best is measured so often again; another one that seems best then, so many times."""
 LEARNING = 6.0
 """Times as long as training the model takes it is then left alone."""
-SETTLED = 3
-"""Times that is done if another plan turns out to be the best."""
 
 
 @dataclass
@@ -155,7 +154,7 @@ class Tuner:
             signal.signal(signal.SIGINT, before)
 
     def run(self, trials: int, deadline: float) -> None:
-        """Every task's first plan, then where most is left to gain; at the end the best again."""
+        """Every task's first plan, then where most is left to gain."""
         self.watch(self.tasks, self.done)
         first = [p for p in self.tasks if p.space.picked[0] not in p.space.measured]
         for progress in sorted(first, key=lambda p: -sum(p.spent.weights) * p.roof_us):
@@ -173,10 +172,9 @@ class Tuner:
             plans = progress.space.propose(min(batch, trials - self.done), self._model)
             if plans:
                 self.measure(progress, plans)
+                self.confirm(progress)
             else:
                 progress.spent.exhausted = True
-        for progress in self.tasks:
-            self.settle(progress, deadline)
 
     def _over(self, deadline: float) -> bool:
         return self.interrupted or time.monotonic() > deadline
@@ -196,23 +194,21 @@ class Tuner:
         self, progress: Progress, plans: Sequence[TilePlan], *, again: bool = False
     ) -> None:
         """Measures plans of one task; measured `again`, they count as no trials."""
-        yardstick = None if again else progress.space.picked[0]
-        records = self._trials.run(progress.task, plans, progress.best_us, yardstick)
+        first = progress.space.picked[0]
+        records = self._trials.run(progress.task, plans, progress.best_us, yardstick=first)
         self._take(progress, records, again=again)
         self.watch(self.tasks, self.done)
 
-    def settle(self, progress: Progress, deadline: float) -> None:
-        """Runs the best plans and the picker's first one side by side until what is best has been
-        measured more than once: of many plans, the luckiest single measurement is not the best."""
+    def confirm(self, progress: Progress) -> None:
+        """Measures what seems best again until that has been measured more than once: of many
+        plans, the luckiest single measurement is not the best."""
         space = progress.space
-        for _ in range(SETTLED):
+        for _ in range(CONFIRMED):
             best = space.best
-            done = best == space.picked[0] or len(self._known(progress, best)) > 1
-            if done or self._over(deadline) or not isfinite(space.best_us):
+            known = best == space.picked[0] or len(self._known(progress, best)) > 1
+            if known or self.interrupted or not isfinite(space.best_us):
                 return
-            ranked = sorted(space.measured, key=lambda plan: space.measured[plan])
-            plans = dict.fromkeys([space.picked[0], *ranked[:FINAL]])
-            self.measure(progress, [*plans] * ROUNDS, again=True)
+            self.measure(progress, [best] * AGAIN, again=True)
 
     def notes(self) -> list[str]:
         """What happened, for the report."""
@@ -268,9 +264,9 @@ class Tuner:
 
     def _take(self, progress: Progress, records: list[Record], *, again: bool = False) -> None:
         database, mark = self._trials.database, self.hardware.fingerprint()
-        typical = database.typical(progress.task.signature, mark)
+        for plan, latency_us in database.typical(progress.task.signature, mark).items():
+            progress.space.take(plan, latency_us)
         for record in records:
-            progress.space.take(record.plan, typical[record.plan])
             progress.spent.trials += 0 if again else 1
             if record.error is not None:
                 progress.failures[record.error.kind] += 1

@@ -40,6 +40,8 @@ class FleetMeasurer(Measurer):
     reached or has no server of the key. One that goes while they run fails what was not measured.
     """
 
+    one_machine = False
+
     def __init__(
         self,
         target: Any,

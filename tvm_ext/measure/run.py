@@ -38,6 +38,9 @@ class Measurer:
     Not to be shared between threads. Close it, or use it as a context manager.
     """
 
+    one_machine = True
+    """Whether all kernels run on the same machine."""
+
     def __init__(
         self,
         target: Any,

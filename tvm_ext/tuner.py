@@ -37,7 +37,7 @@ def tune(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    fleet: tuple[str, str] | None = None,
+    fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> Compiled:
     """Compiles with measured plans. Ctrl-C ends the search; the best so far is compiled.
@@ -46,7 +46,8 @@ def tune(
     log            folder or .jsonl file; what it holds for this machine is not measured again
     time_budget_s  stop measuring after so many seconds
     goal_us        or when the kernels together take no longer than this
-    fleet          measure on other machines: the tracker's `host:port` and their key
+    fleet          measure on other machines: the tracker's `host:port`, their key, and the C++
+                   compiler that links for them if it is not that of this machine
     watch          called after every batch with the tasks and the number of trials done
 
     Raises what `compile` raises, FleetError if no device of the fleet measures, and
@@ -80,7 +81,7 @@ def tune_all(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    fleet: tuple[str, str] | None = None,
+    fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> list[Compiled]:
     """Tunes several models at once: a task that occurs in more than one is measured once.
@@ -122,13 +123,14 @@ def tune_all(
     ]
 
 
-def measurer_of(fleet: tuple[str, str] | None, hardware: HardwareModel) -> Measurer | None:
+def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measurer | None:
     """What measures on a fleet, given its tracker and key; None if there is none. FleetError if
     nobody is there, before anything has been spent."""
     if fleet is None:
         return None
-    check_fleet(*fleet)
-    return FleetMeasurer(hardware.target, *fleet, hardware.cores)
+    tracker, key, *compiler = fleet
+    check_fleet(tracker, key)
+    return FleetMeasurer(hardware.target, tracker, key, hardware.cores, compiler="".join(compiler))
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def tune_tir(
     seed: int = 0,
     num_threads: int | None = None,
     rules: Sequence[SketchRule] = (),
-    fleet: tuple[str, str] | None = None,
+    fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> TunedKernel:
     """Tunes one unscheduled function, whatever made it: TE, TVMScript, or a Relax flow.

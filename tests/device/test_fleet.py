@@ -251,3 +251,23 @@ def test_serve_names_a_port_that_is_taken():
         )
     assert done.returncode == 2
     assert f"127.0.0.1:{port}: cannot listen there" in done.stderr
+
+
+def test_a_function_is_tuned_on_the_fleet(served, tmp_path):
+    import tvm_ext
+    from tvm_ext.records import Database
+    from tvm_ext.tvm_api import te
+
+    a, b = te.placeholder((32, 48), name="a"), te.placeholder((48, 32), name="b")
+    k = te.reduce_axis((0, 48))
+    func = te.create_prim_func(
+        [a, b, te.compute((32, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))]
+    )
+    fleet = (served[0].address, "box")
+    tuned = tvm_ext.tune_tir(func, trials=5, log=tmp_path, num_threads=2, fleet=fleet)
+    records = Database.open(tmp_path).records()
+    assert tuned.trials == 5
+    assert len({record.plan for record in records}) == 5
+    assert all(record.ok and record.drift == 1.0 for record in records)
+    with pytest.raises(FleetError, match="no server of key 'toaster'"):
+        tvm_ext.tune_tir(func, log=tmp_path, num_threads=2, fleet=(served[0].address, "toaster"))

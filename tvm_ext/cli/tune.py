@@ -80,6 +80,12 @@ def make_parser() -> Parser:
         "--tracker", metavar="HOST:PORT", help="measure on a fleet (docs/fleet.md): its tracker"
     )
     parser.add_argument("--key", help="what the fleet's devices are called at the tracker")
+    parser.add_argument(
+        "--compiler",
+        default="",
+        metavar="g++",
+        help="C++ compiler that links for the fleet's devices (this machine's)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the search and of test data (0)")
     add_reference(parser)
     add_common(parser)
@@ -112,7 +118,7 @@ def work(args: argparse.Namespace) -> Answer:
             seed=args.seed,
             shapes=shapes,
             num_threads=args.threads,
-            fleet=(args.tracker, args.key) if args.tracker else None,
+            fleet=(args.tracker, args.key, args.compiler) if args.tracker else None,
             watch=watcher,
         )
     answers = [

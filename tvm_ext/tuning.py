@@ -30,8 +30,15 @@ from tvm_ext.measure import Measurer
 from tvm_ext.picker import pick, predict
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record
-from tvm_ext.search import CostModel, Objective, SketchRule, TaskScheduler, TaskSpace, lessons
-from tvm_ext.search import Progress as Spent
+from tvm_ext.search import (
+    CostModel,
+    Objective,
+    SketchRule,
+    TaskHistory,
+    TaskScheduler,
+    TaskSpace,
+    lessons,
+)
 from tvm_ext.search.cost_model import Example
 from tvm_ext.search.task_scheduler import likeness
 from tvm_ext.tile.plan import TilePlan
@@ -54,7 +61,7 @@ class Progress:
 
     task: Task
     space: TaskSpace
-    spent: Spent
+    spent: TaskHistory
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -238,7 +245,9 @@ class Tuner:
         )
         limit = roof(task.graph.flops, task.graph.io_bytes, hardware)
         similar = likeness(task.kind, task.flops)
-        progress = Progress(task, space, Spent(weights, task.flops, limit.latency_us, similar))
+        progress = Progress(
+            task, space, TaskHistory(weights, task.flops, limit.latency_us, similar)
+        )
         known = self._trials.database.measured(task.signature, hardware.fingerprint())
         if known:
             self._take(progress, list(known.values()))

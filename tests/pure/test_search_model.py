@@ -11,7 +11,7 @@ from graphs import GRAPHS
 
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick, predict
-from tvm_ext.search import CostModel, Progress, TaskScheduler, TaskSpace, sketches
+from tvm_ext.search import CostModel, TaskHistory, TaskScheduler, TaskSpace, sketches
 from tvm_ext.search.annotate import Annotator
 from tvm_ext.search.cost_model import Example, pairwise_accuracy, recall, throughputs
 from tvm_ext.search.features import FEATURES, Features, slog
@@ -163,11 +163,11 @@ def test_pieces_are_varied_one_at_a_time() -> None:
     assert all(len(example.rows) == 7 for example in space.examples())
 
 
-def spent(best_us: float, roof_us: float = 1.0, calls: float = 1.0, **more: object) -> Progress:
-    return Progress((calls,), 1e6, roof_us, "x", trials=1, history_us=[best_us], **more)  # type: ignore[arg-type]
+def spent(best_us: float, roof_us: float = 1.0, calls: float = 1.0, **more: object) -> TaskHistory:
+    return TaskHistory((calls,), 1e6, roof_us, "x", trials=1, history_us=[best_us], **more)  # type: ignore[arg-type]
 
 
-def choice(*tasks: Progress, **options: object) -> int | None:
+def choice(*tasks: TaskHistory, **options: object) -> int | None:
     source = random.Random(0)
     source.random = lambda: 1.0  # type: ignore[method-assign]
     return TaskScheduler(tasks, source, **options).next()  # type: ignore[arg-type]
@@ -182,16 +182,16 @@ def test_trials_go_where_most_is_to_gain() -> None:
 
 
 def test_a_task_that_still_gains_goes_on() -> None:
-    gaining = Progress((1.0,), 1e6, 1.0, "a", 3, [200.0, 150.0, 100.0])
-    standing = Progress((1.0,), 1e6, 1.0, "b", 3, [100.0, 100.0, 100.0])
+    gaining = TaskHistory((1.0,), 1e6, 1.0, "a", 3, [200.0, 150.0, 100.0])
+    standing = TaskHistory((1.0,), 1e6, 1.0, "b", 3, [100.0, 100.0, 100.0])
     assert choice(standing, gaining) == 1
 
 
 def test_a_task_slower_than_those_like_it_is_worth_more() -> None:
     """Equal but for what similar tasks reach: 1 MFLOP in 10 us against 100 us."""
-    fast = Progress((1.0,), 1e6, 1.0, "conv 5", 2, [10.0, 10.0])
-    slow = Progress((1.0,), 1e6, 1.0, "conv 5", 2, [100.0, 100.0])
-    alone = Progress((1.0,), 1e6, 1.0, "pool 5", 2, [100.0, 100.0])
+    fast = TaskHistory((1.0,), 1e6, 1.0, "conv 5", 2, [10.0, 10.0])
+    slow = TaskHistory((1.0,), 1e6, 1.0, "conv 5", 2, [100.0, 100.0])
+    alone = TaskHistory((1.0,), 1e6, 1.0, "pool 5", 2, [100.0, 100.0])
     scheduler = TaskScheduler([fast, slow, alone], random.Random(0))
     assert scheduler.gradient(1) >= scheduler.gradient(2) > scheduler.gradient(0)
 
@@ -203,8 +203,8 @@ def test_a_model_fast_enough_needs_no_trials() -> None:
 
 
 def test_geomean_counts_a_small_model_as_much_as_a_large_one() -> None:
-    large = Progress((1.0, 0.0), 1e6, 1.0, "a", 1, [1000.0])
-    small = Progress((0.0, 1.0), 1e6, 1.0, "b", 1, [10.0])
+    large = TaskHistory((1.0, 0.0), 1e6, 1.0, "a", 1, [1000.0])
+    small = TaskHistory((0.0, 1.0), 1e6, 1.0, "b", 1, [10.0])
     by_sum = TaskScheduler([large, small], random.Random(0), "latency")
     by_mean = TaskScheduler([large, small], random.Random(0), "geomean")
     assert by_sum.gradient(0) > 10 * by_sum.gradient(1)

@@ -16,15 +16,15 @@ from tvm_ext.search.cost_model import CostModel
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import Sketch, SketchRule, sketches
 from tvm_ext.search.space import TaskSpace
-from tvm_ext.search.task_scheduler import Objective, Progress, TaskScheduler
+from tvm_ext.search.task_scheduler import Objective, TaskHistory, TaskScheduler
 from tvm_ext.search.transfer import lessons
 
 __all__ = [
     "CostModel",
     "Objective",
-    "Progress",
     "Sketch",
     "SketchRule",
+    "TaskHistory",
     "TaskScheduler",
     "TaskSpace",
     "lessons",

@@ -13,9 +13,9 @@ at the roofline: a task near it has nothing left to gain.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import inf, log
 from typing import Literal
 
 ALPHA = 0.2
@@ -30,7 +30,7 @@ Objective = Literal["latency", "geomean"]
 
 
 @dataclass
-class Progress:
+class TaskHistory:
     """What the scheduler knows of one task.
 
     weights  calls of the task in each model that is tuned (one model: one number)
@@ -62,7 +62,7 @@ class TaskScheduler:
 
     def __init__(
         self,
-        tasks: Sequence[Progress],
+        tasks: Sequence[TaskHistory],
         source: random.Random,
         objective: Objective = "latency",
         targets_us: Sequence[float] = (),
@@ -126,11 +126,3 @@ class TaskScheduler:
 def likeness(kind: str, flops: float) -> str:
     """The word by which tasks are alike: operators, and the arithmetic in steps of 1.618."""
     return f"{kind} {int(log(max(1.0, flops), 1.618))}"
-
-
-def geomean(values: Sequence[float]) -> float:
-    """The geometric mean of positive numbers."""
-    return exp(sum(map(log, values)) / len(values))
-
-
-Watch = Callable[[Sequence[Progress]], None]

@@ -91,10 +91,10 @@ def job(func, *, arguments=arguments(), checked: bool = False, **options) -> Job
 
 
 def timed(outcome: Outcome) -> bool:
-    """Whether there are latencies; on a busy machine a candidate may be cut after two of them."""
+    """Whether there are latencies; on a busy machine a candidate may be cut after one of them."""
     return (
         outcome.failure is None
-        and len(outcome.latency_us) >= 2
+        and len(outcome.latency_us) >= 1
         and min(outcome.latency_us) > 0
         and min(outcome.latency_us) <= outcome.best_us <= max(outcome.latency_us)
     )

@@ -181,6 +181,7 @@ def test_killed_server_loses_nothing_and_killed_tracker_only_what_was_not_measur
                 outcomes = measurer.measure([job(double, checked=True)] * 6)
             assert all(measured(outcome) for outcome in outcomes)
 
+            wait_for(lambda: not first.process.children())
             with meanwhile(lambda: cut(tracker, during=first)):
                 outcomes = measurer.measure([job(double, checked=True)] * 12)
             failures = [outcome.failure for outcome in outcomes if not measured(outcome)]

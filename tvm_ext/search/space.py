@@ -54,7 +54,7 @@ class PieceSpace:
         self.graph = graph
         self.lanes = hardware.lanes(4)
         self.sketches = sketches(graph, hardware.cores, rules)
-        self._annotator = Annotator(graph, self.lanes, source)
+        self.annotator = Annotator(graph, self.lanes, source)
         self._features = Features(graph, hardware)
         self._predict = predict
         self._rows: dict[TilePlan, Rows] = {}
@@ -78,7 +78,7 @@ class PieceSpace:
     def draw(self, count: int) -> list[TilePlan]:
         """Plans at random, as many of each sketch."""
         each = -(-count // max(1, len(self.sketches)))
-        return [p for sketch in self.sketches for p in self._annotator.plans(sketch, each)]
+        return [p for sketch in self.sketches for p in self.annotator.plans(sketch, each)]
 
 
 class TaskSpace:
@@ -151,6 +151,7 @@ class TaskSpace:
         if best is None:
             return chosen
         place = self._piece()
+        add(self._untried(best, place), count)
         near = self._near(best, place, model)
         bred = self._bred(best, place, model)
         add(near, len(chosen) + round(DESCENT * count))
@@ -167,6 +168,19 @@ class TaskSpace:
             return 0
         times = [s.predicted_us(part) for s, part in zip(self._spaces, best, strict=True)]
         return self._random.choices(range(len(times)), times)[0]
+
+    def _untried(self, best: tuple[TilePlan, ...], place: int) -> list[TilePlan]:
+        """A plan of every sketch of which none was proposed yet: the best of a few by the
+        performance model."""
+        space = self._spaces[place]
+        seen = {parts[place] for plan in self._proposed if (parts := self._parts(plan))}
+        tried = {(plan.rule, plan.anchor) for plan in (*seen, best[place])}
+        found = []
+        for sketch in space.sketches:
+            if (sketch.rule, sketch.anchor) not in tried:
+                drawn = list(space.annotator.plans(sketch, DRAWN))
+                found += sorted(drawn, key=space.predicted_us)[:1]
+        return [self._with(best, place, plan) for plan in found]
 
     def _near(self, best: tuple[TilePlan, ...], place: int, model: CostModel) -> list[TilePlan]:
         """Plans one step from the best, those with the highest score first."""

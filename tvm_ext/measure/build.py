@@ -55,14 +55,16 @@ class Written:
         self.tir_hash = hash_func(func) if func is not None else ""
 
 
-def write_and_build(func: PrimFunc, plan: TilePlan | None, target: Any) -> Written:
-    """Schedule a function by a plan (None: it is scheduled) and compile it. A plan that cannot be
-    written is a `Failure` of the reason's kind."""
+def write_and_build(
+    func: PrimFunc, plan: TilePlan | None, target: Any, *, run: bool = True
+) -> Written:
+    """Schedule a function by a plan (None: it is scheduled) and compile it, to be `run` here or
+    not. A plan that cannot be written is a `Failure` of the reason's kind."""
     try:
         scheduled = func if plan is None else write(func, plan)
     except PlanError as error:
         return Written(None, Failure(error.reason, str(error)))
-    return Written(scheduled, build(scheduled, target))
+    return Written(scheduled, build(scheduled, target, run=run))
 
 
 def build_many(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-from multiprocessing import Pipe
 from typing import Any
 
 from tvm_ext.measure.fleet_run import Fleet
 from tvm_ext.measure.job import Failure, Job, Outcome
-from tvm_ext.measure.remote import BOOT, Remote
+from tvm_ext.measure.remote import Remote
 from tvm_ext.measure.run import Measurer
 from tvm_ext.measure.sandbox import Limits
 from tvm_ext.measure.tracker import check_fleet
@@ -66,12 +63,8 @@ class FleetMeasurer(Measurer):
     ) -> list[int]:
         """Fill in all outcomes; no job is left to be tried again here."""
         check_fleet(self._tracker, self._key)
-        if self._worker is not None and not self._worker.alive:
-            self.close()
-        if self._worker is None:
-            self._worker = self._start()
-        connection = self._worker.connection
-        self._worker.forget_words()
+        worker = self._ready()
+        connection = worker.connection
         try:
             connection.send(([jobs[index] for index in batch], limits, best_us))
             while True:
@@ -83,7 +76,7 @@ class FleetMeasurer(Measurer):
                     case ("end",):
                         return []
         except (EOFError, ConnectionError):
-            words = f"the fleet's worker ended: {self._worker.last_words()}"
+            words = f"the fleet's worker ended: {worker.last_words()}"
             self.close()
             failed = Outcome(failure=Failure("device", words))
             outcomes.update({index: failed for index in batch if index not in outcomes})
@@ -109,20 +102,7 @@ class _Worker(Remote):
 
     def __init__(self, fleet: Fleet, folder: tempfile.TemporaryDirectory[str]) -> None:
         self._folder = folder
-        self.connection, theirs = Pipe()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        boot = BOOT.replace("tvm_ext.measure.worker", "tvm_ext.measure.fleet_worker")
-        command = [sys.executable, "-c", boot, str(theirs.fileno()), str(fleet.num_threads)]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self.connection.send(fleet)
+        super().__init__("tvm_ext.measure.fleet_worker", fleet.num_threads, fleet)
 
     def kill(self) -> None:
         super().kill()

@@ -9,12 +9,9 @@ from typing import Any
 from tvm.runtime import Executable
 from tvm.support import cc
 
-from tvm_ext.errors import PlanError
-from tvm_ext.measure.build import build, one_line
+from tvm_ext.measure.build import one_line, write_and_build
 from tvm_ext.measure.job import Failure
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir import write
-from tvm_ext.tir.signature import hash_func
 from tvm_ext.tvm_api import PrimFunc
 
 
@@ -33,12 +30,8 @@ def export(
     misfit    what is known to be wrong with its arguments, if it compiles
     compiler  the command that links for the device; empty: the one TVM finds for this machine
     """
-    try:
-        scheduled = func if plan is None else write(func, plan)
-    except PlanError as error:
-        return Failure(error.reason, str(error)), ""
-    tir_hash = hash_func(scheduled)
-    kernel = build(scheduled, target, run=False)
+    written = write_and_build(func, plan, target, run=False)
+    kernel, tir_hash = written.kernel, written.tir_hash
     if isinstance(kernel, Failure) or misfit is not None:
         return kernel if isinstance(kernel, Failure) else misfit, tir_hash
     try:

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import ceil, prod
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import msgspec
 import numpy as np
 from tvm import rpc
 
-from tvm_ext.measure.build import one_line
 from tvm_ext.measure.device import ALARM, PART_THREADS
-from tvm_ext.measure.inputs import numpy_dtype
-from tvm_ext.measure.job import Failure, Job, Outcome
-from tvm_ext.measure.sandbox import (
-    CUT_FACTOR,
-    CUT_SLACK_US,
-    Limits,
-    _filled,
-    _first_wrong,
-    _in_order,
-    _repeat,
-    _set_alarm,
-    _unwritten,
-)
+from tvm_ext.measure.inputs import Argument, numpy_dtype
+from tvm_ext.measure.job import Job, Outcome
+from tvm_ext.measure.sandbox import Limits, filled, set_alarm, verify_and_time
 from tvm_ext.measure.tracker import Loan, Tracker
 from tvm_ext.tvm_api import tvm
 
@@ -82,15 +71,15 @@ def run_remotely(
     moving = Limits(CONNECT_S + moved / BYTES_PER_S)
     session_s = ceil(moving.timeout_s + STAGES * limits.timeout_s)
     loan, session = _borrow(fleet, session_s, avoid, say)
-    _set_alarm(moving)
-    kernel = _Kernel(session, library, limits)
+    set_alarm(moving)
+    kernel = _Kernel(session, library, limits, moving, partial(say, "call", loan.address))
     if kernel.threads != fleet.num_threads:
         raise RuntimeError(
             f"runs kernels on {kernel.threads} threads, {fleet.num_threads} are asked for; start "
             f"its server with --threads {fleet.num_threads}"
         )
     sent = [tvm.runtime.tensor(array, kernel.device) for array in inputs]
-    return _verify_and_time(say, loan.address, kernel, sent, job, limits, moving, best_us)
+    return verify_and_time(kernel, job, sent, limits, best_us)
 
 
 def _bytes(job: Job) -> int:
@@ -99,11 +88,22 @@ def _bytes(job: Job) -> int:
 
 
 class _Kernel:
-    """A kernel loaded in a session, callable, and a `built` to `sandbox._repeat`."""
+    """A kernel loaded in a session: a `sandbox.Kernel`. `calling` says that it is called next;
+    `moving` limits what goes over the network."""
 
-    def __init__(self, session: Any, library: Path, limits: Limits) -> None:
+    refusal: type[Exception] = RuntimeError
+
+    def __init__(
+        self,
+        session: Any,
+        library: Path,
+        limits: Limits,
+        moving: Limits,
+        calling: Callable[[], None],
+    ) -> None:
         session.upload(str(library))
-        self._session, self._limits = session, limits
+        self._session, self._limits, self._moving = session, limits, moving
+        self._calling = calling
         self._library = session.load_module(library.name)
         self._main = self._library["main"]
         self._alarm = self._find(ALARM)
@@ -115,8 +115,20 @@ class _Kernel:
         self.module = self
 
     def __call__(self, *tensors: Any) -> None:
-        self._set_alarm(1)
+        self._guard(1)
         self._main(*tensors)
+
+    def outputs(self, arguments: tuple[Argument, ...], byte: int) -> list[Any]:
+        set_alarm(self._moving)
+        return [tensor.copyto(self.device) for tensor in filled(arguments, byte)]
+
+    def ready(self) -> None:
+        self._calling()
+        set_alarm(self._limits)
+
+    def fetch(self, outputs: list[Any]) -> list[np.ndarray]:
+        set_alarm(self._moving)
+        return [tensor.numpy() for tensor in outputs]
 
     def time_evaluator(
         self, name: str, _here: Any, *, repeat: int, f_preproc: str, **options: Any
@@ -129,7 +141,7 @@ class _Kernel:
         )
 
         def timed(*tensors: Any) -> Any:
-            self._set_alarm(repeat)
+            self._guard(repeat)
             return evaluate(*tensors)
 
         return timed
@@ -141,7 +153,7 @@ class _Kernel:
             return bool(self._session.get_function("runtime.NumThreads")())
         return False
 
-    def _set_alarm(self, stages: int) -> None:
+    def _guard(self, stages: int) -> None:
         """Frees the device of a kernel that hangs; later than ours, by which it is known."""
         if self._alarm:
             self._alarm(stages * self._limits.timeout_s + 1.0)
@@ -157,14 +169,14 @@ def _borrow(fleet: Fleet, session_s: int, avoid: set[str], say: Say) -> tuple[Lo
     """A free device and a session on it. One to be avoided is held until the tracker, which lends
     none twice, gives another."""
     with Tracker(fleet.tracker) as tracker:
-        _set_alarm(Limits(WAIT_S + CONNECT_S))
+        set_alarm(Limits(WAIT_S + CONNECT_S))
         loan = tracker.borrow(fleet.key, WAIT_S)
         session = _connect(loan, session_s, say)
         if loan.address not in avoid:
             return loan, session
         say("tracker", "")
         with suppress(TimeoutError):
-            _set_alarm(Limits(ANOTHER_S + CONNECT_S))
+            set_alarm(Limits(ANOTHER_S + CONNECT_S))
             other = tracker.borrow(fleet.key, ANOTHER_S)
             return other, _connect(other, session_s, say)
         say("device", loan.address)
@@ -173,47 +185,5 @@ def _borrow(fleet: Fleet, session_s: int, avoid: set[str], say: Say) -> tuple[Lo
 
 def _connect(loan: Loan, session_s: int, say: Say) -> Any:
     say("device", loan.address)
-    _set_alarm(Limits(CONNECT_S))
+    set_alarm(Limits(CONNECT_S))
     return rpc.connect(loan.host, loan.port, loan.match_key, session_timeout=session_s)
-
-
-def _verify_and_time(
-    say: Say,
-    address: str,
-    kernel: _Kernel,
-    inputs: list[Any],
-    job: Job,
-    limits: Limits,
-    moving: Limits,
-    best_us: float,
-) -> Outcome:
-    """`sandbox._verify_and_time` with tensors elsewhere."""
-    times: list[float] = []
-    seen: list[list[np.ndarray]] = []
-    for fill in (0xFF, 0x00):
-        _set_alarm(moving)
-        outputs = [_filled(a, fill).copyto(kernel.device) for a in job.arguments if a.output]
-        tensors = _in_order(job.arguments, inputs, outputs)
-        say("call", address)
-        _set_alarm(limits)
-        start = perf_counter()
-        try:
-            kernel(*tensors)
-        except RuntimeError as error:
-            if kernel.alive:
-                return Outcome(failure=Failure("launch", one_line(error)))
-            raise
-        times.append((perf_counter() - start) * 1e6)
-        _set_alarm(moving)
-        seen.append([tensor.numpy() for tensor in outputs])
-        wrong = _first_wrong(job.checks, seen[-1])
-        if wrong:
-            return Outcome(failure=Failure("wrong", wrong))
-    wrong = _unwritten(*seen)
-    if wrong:
-        return Outcome(failure=Failure("wrong", wrong))
-    if not limits.timed:
-        return Outcome()
-    if min(times) > CUT_FACTOR * best_us + CUT_SLACK_US:
-        return Outcome(tuple(times))
-    return Outcome(_repeat(kernel, tensors, limits, times, job.cold, best_us))  # type: ignore[arg-type]

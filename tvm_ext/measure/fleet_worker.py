@@ -27,7 +27,7 @@ from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome
 from tvm_ext.measure.sandbox import Limits
 from tvm_ext.measure.tracker import Tracker
-from tvm_ext.measure.worker import _misfit
+from tvm_ext.measure.worker import misfit
 from tvm_ext.tvm_api import tvm
 
 KERNEL_TRIES = 2
@@ -143,8 +143,9 @@ class _Batch:
         while self.to_build and len(self.at("build")) < self.fleet.build_workers:
             index = self.to_build.popleft()
             job = self.jobs[index]
-            misfit = _misfit(self.funcs[job.func], job.arguments)
-            what = (self.funcs[job.func], job.plan, self.target, self.path(index), misfit)
+            func = self.funcs[job.func]
+            unfit = misfit(func, job.arguments)
+            what = (func, job.plan, self.target, self.path(index), unfit)
             self.add(Child(index, "build", export, *what, self.fleet.compiler))
         while self.to_run and len(self.at("tracker", "device", "call")) < len(self.servers):
             index = self.to_run.popleft()

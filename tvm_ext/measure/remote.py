@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from multiprocessing import Pipe
+from typing import Any
 
 from tvm_ext.measure.build import MESSAGE_CHARS
 
@@ -17,31 +18,36 @@ import os, sys
 os.environ.update(
     TVM_NUM_THREADS=sys.argv[2], TVM_BIND_THREADS="1", OPENBLAS_NUM_THREADS="1"
 )
-sys.path[:] = sys.argv[3:]
-from tvm_ext.measure.worker import serve
-serve(int(sys.argv[1]))
+sys.path[:] = sys.argv[4:]
+from importlib import import_module
+import_module(sys.argv[3]).serve(int(sys.argv[1]))
 """
 """The thread counts must stand in the environment before TVM and numpy are imported."""
 
 
 class Remote:
-    """A fresh interpreter running `worker.serve`, in a session of its own: Ctrl-C does not reach
-    it, and it ends with its children when killed, or by itself when this process is gone."""
+    """A fresh interpreter running `serve` of a module, in a session of its own: Ctrl-C does not
+    reach it, and it ends with its children when killed, or by itself when this process is gone.
 
-    def __init__(self, target: str, num_threads: int, build_workers: int) -> None:
+    module       `tvm_ext.measure.worker`, or what serves as it does
+    num_threads  threads that TVM starts there
+    first        its first message
+    """
+
+    def __init__(self, module: str, num_threads: int, first: Any) -> None:
         self.connection, theirs = Pipe()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(num_threads), *sys.path]
+        words = [str(theirs.fileno()), str(num_threads), module, *sys.path]
         with theirs:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-c", BOOT, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.connection.send((target, build_workers))
+        self.connection.send(first)
 
     @property
     def alive(self) -> bool:

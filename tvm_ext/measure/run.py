@@ -102,6 +102,20 @@ class Measurer:
             batches += [rest] if rest else []
         return [outcomes[index] for index in range(len(jobs))]
 
+    def _start(self) -> Remote:
+        """A worker process."""
+        first = (self._target, self._build_workers)
+        return Remote("tvm_ext.measure.worker", self._num_threads, first)
+
+    def _ready(self) -> Remote:
+        """The worker, a new one if there is none or it has ended while idle."""
+        if self._worker is not None and not self._worker.alive:
+            self.close()
+        if self._worker is None:
+            self._worker = self._start()
+        self._worker.forget_words()
+        return self._worker
+
     def _run_batch(
         self,
         batch: list[int],
@@ -112,12 +126,7 @@ class Measurer:
     ) -> list[int]:
         """Fill in outcomes until the batch ends or the worker does. Returns the jobs of which one
         must have brought it down: they are to be tried again one by one."""
-        if self._worker is not None and not self._worker.alive:
-            self.close()
-        if self._worker is None:
-            self._worker = Remote(self._target, self._num_threads, self._build_workers)
-        connection = self._worker.connection
-        self._worker.forget_words()
+        connection = self._ready().connection
         building: dict[int, float] = {}
         running: list[int] = []
         try:

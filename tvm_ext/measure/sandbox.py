@@ -13,7 +13,7 @@ import signal
 import traceback
 from math import ceil, prod
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 import numpy as np
@@ -83,7 +83,9 @@ def _child(
     writer: int, built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
 ) -> NoReturn:
     try:
-        answer: Outcome | str = _verify_and_time(built, job, inputs, limits, best_us)
+        _part_threads()
+        kernel = _Local(built, limits)
+        answer: Outcome | str = verify_and_time(kernel, job, inputs, limits, best_us)
     except BaseException:
         answer = traceback.format_exc()
     with os.fdopen(writer, "wb") as stream:
@@ -91,25 +93,72 @@ def _child(
     os._exit(0)
 
 
-def _verify_and_time(
-    built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
+class Kernel(Protocol):
+    """A kernel that can be called, here or on another machine."""
+
+    module: Any
+    """What has its `time_evaluator`."""
+    refusal: type[Exception]
+    """What a call raises when the kernel refuses its arguments."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the machine it runs on still answers."""
+
+    def __call__(self, *tensors: Any) -> None: ...
+
+    def outputs(self, arguments: tuple[Argument, ...], byte: int) -> list[Any]:
+        """Tensors for its outputs, every byte of which is `byte`."""
+
+    def ready(self) -> None:
+        """Called before every call: the time limit starts."""
+
+    def fetch(self, outputs: list[Any]) -> list[np.ndarray]:
+        """What stands in its outputs."""
+
+
+class _Local:
+    """A kernel of this process."""
+
+    refusal: type[Exception] = Exception
+    alive = True
+
+    def __init__(self, built: Built, limits: Limits) -> None:
+        self.module, self._main, self._limits = built.module, built.main, limits
+
+    def __call__(self, *tensors: Any) -> None:
+        self._main(*tensors)
+
+    def outputs(self, arguments: tuple[Argument, ...], byte: int) -> list[Any]:
+        return filled(arguments, byte)
+
+    def ready(self) -> None:
+        set_alarm(self._limits)
+
+    def fetch(self, outputs: list[Any]) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in outputs]
+
+
+def verify_and_time(
+    kernel: Kernel, job: Job, inputs: list[Any], limits: Limits, best_us: float
 ) -> Outcome:
     """Two calls on outputs filled with different bits verify the kernel; then it is repeated,
     unless the faster of the two already is far slower than the best."""
-    _part_threads()
     times: list[float] = []
     seen: list[list[np.ndarray]] = []
     for fill in (0xFF, 0x00):
-        outputs = [_filled(argument, fill) for argument in job.arguments if argument.output]
+        outputs = kernel.outputs(job.arguments, fill)
         tensors = _in_order(job.arguments, inputs, outputs)
-        _set_alarm(limits)
+        kernel.ready()
         start = perf_counter()
         try:
-            built.main(*tensors)
-        except Exception as error:  # raised by the kernel's own argument checks
+            kernel(*tensors)
+        except kernel.refusal as error:
+            if not kernel.alive:
+                raise
             return Outcome(failure=Failure("launch", one_line(error)))
         times.append((perf_counter() - start) * 1e6)
-        seen.append([tensor.numpy() for tensor in outputs])
+        seen.append(kernel.fetch(outputs))
         wrong = _first_wrong(job.checks, seen[-1])
         if wrong:
             return Outcome(failure=Failure("wrong", wrong))
@@ -120,11 +169,11 @@ def _verify_and_time(
         return Outcome()
     if min(times) > CUT_FACTOR * best_us + CUT_SLACK_US:
         return Outcome(tuple(times))
-    return Outcome(_repeat(built, tensors, limits, times, job.cold, best_us))
+    return Outcome(_repeat(kernel, tensors, limits, times, job.cold, best_us))
 
 
 def _repeat(
-    built: Built,
+    kernel: Kernel,
     tensors: list[Any],
     limits: Limits,
     calls_us: list[float],
@@ -147,7 +196,7 @@ def _repeat(
 
     def timed(count: int) -> list[float]:
         """TVM calls the kernel once more before each evaluation, so several repeats are one."""
-        evaluate = built.module.time_evaluator(
+        evaluate = kernel.module.time_evaluator(
             "main",
             tvm.cpu(),
             number=1 if cold else max(1, ceil(REPEAT_MS / 1e3 / call_s)),
@@ -155,7 +204,7 @@ def _repeat(
             min_repeat_ms=0 if cold else ceil(REPEAT_MS),
             f_preproc=FLUSH if cold else "",
         )
-        _set_alarm(limits, count)
+        set_alarm(limits, count)
         return [float(seconds) * 1e6 for seconds in evaluate(*tensors).results]
 
     latency_us: list[float] = []
@@ -188,18 +237,22 @@ def _part_threads() -> None:
         os.sched_setaffinity(0, free)
 
 
-def _set_alarm(limits: Limits, stages: int = 1) -> None:
+def set_alarm(limits: Limits, stages: int = 1) -> None:
     """End this process in `timeout_s` a stage unless set anew: SIGALRM's default action stops even
     a kernel that never returns to the interpreter."""
     signal.setitimer(signal.ITIMER_REAL, stages * limits.timeout_s)
 
 
-def _filled(argument: Argument, byte: int) -> Any:
-    """A tensor whose every byte is `byte`."""
-    tensor = tvm.runtime.empty(argument.shape, argument.dtype)
-    size_bytes = prod(argument.shape) * numpy_dtype(argument.dtype).itemsize
-    ctypes.memset(tensor.data_ptr(), byte, size_bytes)
-    return tensor
+def filled(arguments: tuple[Argument, ...], byte: int) -> list[Any]:
+    """A tensor for each output among the arguments, every byte of which is `byte`."""
+    tensors = []
+    for argument in arguments:
+        if argument.output:
+            tensor = tvm.runtime.empty(argument.shape, argument.dtype)
+            size_bytes = prod(argument.shape) * numpy_dtype(argument.dtype).itemsize
+            ctypes.memset(tensor.data_ptr(), byte, size_bytes)
+            tensors.append(tensor)
+    return tensors
 
 
 def _in_order(arguments: tuple[Argument, ...], inputs: list[Any], outputs: list[Any]) -> list[Any]:

@@ -73,7 +73,7 @@ def _batch(
         kernel = written.kernel
         yield "running", index
         if isinstance(kernel, Built):
-            kernel = _misfit(kernels.func(job), job.arguments) or kernel
+            kernel = misfit(kernels.func(job), job.arguments) or kernel
         if isinstance(kernel, Built):
             outcome = run_forked(kernel, job, inputs.of(job), limits, best_us)
         else:
@@ -120,7 +120,7 @@ class _Kernels:
         return built
 
 
-def _misfit(func: PrimFunc, arguments: tuple[Argument, ...]) -> Failure | None:
+def misfit(func: PrimFunc, arguments: tuple[Argument, ...]) -> Failure | None:
     """Kernels do not look at their arguments: what is wrong with those they would be given."""
     wanted = [(tuple(map(int, p.shape)), str(p.dtype)) for p in func.params]
     given = [(argument.shape, argument.dtype) for argument in arguments]

@@ -27,6 +27,10 @@ class LogError(TvmExtError):
     """A tuning log cannot be read or written, or lacks a record that was required."""
 
 
+class FleetError(TvmExtError):
+    """The tracker of a fleet cannot be reached, or has no device that could measure."""
+
+
 class ArtifactError(TvmExtError):
     """A compiled artifact cannot be read or written."""
 

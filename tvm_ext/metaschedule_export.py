@@ -14,7 +14,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import one_line
 from tvm_ext.metaschedule import files_of, left_out, replayed, stock, stock_record, workload_of
 from tvm_ext.planner import Option, Planned, Task
-from tvm_ext.records import Database, TaskKey
+from tvm_ext.records import Database
 from tvm_ext.records.exchange import ExportedTask
 from tvm_ext.records.files import errors_named
 from tvm_ext.records.prune import best_plans
@@ -86,9 +86,6 @@ def _exported(
 ) -> tuple[ExportedTask, Any]:
     """The task's best plan that replays, and its record; None if none does."""
     mark = hardware.fingerprint()
-    key = TaskKey(
-        task.signature, task.kind, int(task.flops), task.graph.io_bytes if task.graph else 0
-    )
     latency_us = log.typical(task.signature, mark)
     plans = best_plans(log, task.signature, mark, TRIED)
     reasons: list[str] = [] if plans else ["no plan in the log that works on this hardware"]
@@ -101,10 +98,10 @@ def _exported(
             reasons.append(f"plan of {latency_us[plan]:.4g} us, {one_line(error)}")
             continue
         without = left_out(task, plan, record.trace)
-        entry = ExportedTask(key, plan, latency_us[plan], without, tuple(reasons), verified)
+        entry = ExportedTask(task.key, plan, latency_us[plan], without, tuple(reasons), verified)
         return entry, record
     best = latency_us[plans[0]] if plans else inf
-    return ExportedTask(key, None, best, reasons=tuple(reasons)), None
+    return ExportedTask(task.key, None, best, reasons=tuple(reasons)), None
 
 
 def _verify(

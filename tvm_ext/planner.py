@@ -15,7 +15,7 @@ from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
 from tvm_ext.picker import pick, predict
-from tvm_ext.records import Database
+from tvm_ext.records import Database, TaskKey
 from tvm_ext.records.manifest import Group
 from tvm_ext.shield import shield
 from tvm_ext.tile.axis import Tile
@@ -58,6 +58,16 @@ class Task:
     def flops(self) -> float:
         """Its arithmetic; 0 where it could not be read."""
         return self.graph.flops if self.graph else 0.0
+
+    @property
+    def io_bytes(self) -> int:
+        """Its least traffic; 0 where it could not be read."""
+        return self.graph.io_bytes if self.graph else 0
+
+    @property
+    def key(self) -> TaskKey:
+        """What records call it."""
+        return TaskKey(self.signature, self.kind, int(self.flops), self.io_bytes)
 
     @property
     def kind(self) -> str:
@@ -109,7 +119,7 @@ class Planned:
             measured_us=round(self.option.measured_us, 2),
             flops=self.task.flops,
             multiply_flops=multiply_flops(graph, self.option.plan),
-            io_bytes=graph.io_bytes if graph else 0,
+            io_bytes=self.task.io_bytes,
             calls=self.task.calls,
             verified=self.verified,
             fallback=tuple(self.reasons),

@@ -9,13 +9,13 @@ from math import isfinite
 import numpy as np
 
 import tvm_ext
+from tvm_ext.errors import FleetError
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.measure.tracker import FleetError
 from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
 from tvm_ext.planner import Task
-from tvm_ext.records import Database, Record, RecordFailure, TaskGraph, TaskKey
+from tvm_ext.records import Database, Record, RecordFailure, TaskGraph
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import Target, tvm_version
@@ -104,10 +104,8 @@ class Trials:
 
     def _record(self, task: Task, plan: TilePlan, outcome: Outcome, drift: float = 1.0) -> Record:
         failure = outcome.failure
-        graph = task.graph
-        io_bytes = graph.io_bytes if graph else 0
         return Record(
-            task=TaskKey(task.signature, task.kind, int(task.flops), io_bytes),
+            task=task.key,
             hardware=self.hardware.fingerprint(),
             hardware_name=self.hardware.name,
             target=str(Target(self.hardware.target)),

@@ -14,9 +14,7 @@ from tvm_ext.flow import Shapes, hardware_for, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
-from tvm_ext.measure.fleet import FleetMeasurer
 from tvm_ext.measure.job import Failure
-from tvm_ext.measure.tracker import check_fleet
 from tvm_ext.planner import Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
@@ -128,6 +126,9 @@ def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measure
     nobody is there, before anything has been spent."""
     if fleet is None:
         return None
+    from tvm_ext.measure.fleet import FleetMeasurer
+    from tvm_ext.measure.tracker import check_fleet
+
     tracker, key, *compiler = fleet
     check_fleet(tracker, key)
     return FleetMeasurer(hardware.target, tracker, key, hardware.cores, compiler="".join(compiler))

@@ -29,9 +29,10 @@ from measure_case import (
 )
 
 from tvm_ext.cli import serve
+from tvm_ext.errors import FleetError
 from tvm_ext.measure.fleet import FleetMeasurer
 from tvm_ext.measure.inputs import Argument
-from tvm_ext.measure.tracker import FleetError, check_tracker
+from tvm_ext.measure.tracker import check_tracker
 
 START_S = 60.0
 

@@ -12,12 +12,12 @@ from tvm_ext.hardware import get
 from tvm_ext.picker import pick
 from tvm_ext.search import Sketch, sketches
 from tvm_ext.search.annotate import Annotator
-from tvm_ext.search.evolve import evolve, is_legal
+from tvm_ext.search.evolve import evolve
 from tvm_ext.search.mutate import crossed, mutated, settled
 from tvm_ext.search.sketch import State
 from tvm_ext.tile import Attach, TileGraph
 from tvm_ext.tile.cut import cut
-from tvm_ext.tile.legal import LEVELS, check_plan
+from tvm_ext.tile.legal import LEVELS, check_plan, is_legal
 from tvm_ext.tir.write import RULES
 
 HARDWARE = get("cpu/x86-avx512")

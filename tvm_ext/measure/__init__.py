@@ -17,7 +17,7 @@ The same on other machines, through TVM's RPC (docs/fleet.md):
     fleet_child   a process forked from it for one step of one job
     fleet_build   one step: PrimFunc to a shared object
     fleet_run     the other: borrow a device, verify and time the kernel there
-    tracker       TVM's tracker as a client sees it; FleetError
+    tracker       TVM's tracker as a client sees it
     device        the server on a device, and the tracker: what python -m tvm_ext.serve runs
 
 FleetMeasurer -> fleet_worker -> fleet_build, then fleet_run -> device -> Outcome back.

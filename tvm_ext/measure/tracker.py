@@ -9,14 +9,10 @@ from typing import Any, NamedTuple
 
 from tvm.rpc import base
 
-from tvm_ext.errors import TvmExtError
+from tvm_ext.errors import FleetError
 
 ANSWER_S = 5.0
 """A tracker answers at once; one that does not within this many seconds is not there."""
-
-
-class FleetError(TvmExtError):
-    """The tracker cannot be reached, or has no device that could measure."""
 
 
 class Loan(NamedTuple):

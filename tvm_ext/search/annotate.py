@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator
 from math import prod
 
-from tvm_ext.errors import PlanError
 from tvm_ext.search.sketch import Sketch
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
@@ -25,7 +24,7 @@ from tvm_ext.tile.classify import (
     vector_axis,
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 MAX_WIDTH = 4
@@ -52,9 +51,7 @@ class Annotator:
             if plan in seen:
                 continue
             seen.add(plan)
-            try:
-                check_plan(self.graph, plan)
-            except PlanError:
+            if not is_legal(self.graph, plan, self.lanes):
                 continue
             yield plan
             count -= 1
@@ -71,25 +68,27 @@ class Annotator:
                 return self._chain(sketch, node)
             case "rows":
                 rows = self._random.randint(0, len(node.space))
-                box = [1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes)]
+                box = row_box(node, rows)
                 return self._whole(sketch, node, box, self._random.choice([0, rows]))
             case "split":
-                box = list(node.extents)
+                cuts = list(node.extents)
                 if (axis := split_axis(node)) is not None:
-                    box[axis] = self._random.choice(_divisors(box[axis]))
-                return self._whole(sketch, node, box, 1)
+                    cuts[axis] = self._random.choice(divisors(cuts[axis]))
+                return self._whole(sketch, node, tuple(cuts), 1)
             case _:
                 cut = self._random.randrange(len(node.axes))
                 size = self._log_uniform(node.axes[cut].extent)
-                box = [1] * cut + [size, *node.extents[cut + 1 :]]
+                box = (*(1,) * cut, size, *node.extents[cut + 1 :])
                 return self._whole(sketch, node, box, self._random.randint(0, 1))
 
-    def _whole(self, sketch: Sketch, node: TileNode, box: list[int], parallel: int) -> TilePlan:
+    def _whole(
+        self, sketch: Sketch, node: TileNode, box: tuple[int, ...], parallel: int
+    ) -> TilePlan:
         """A plan with core tiles only."""
         return TilePlan(
             rule=sketch.rule,
             anchor=sketch.anchor,
-            tiles=(LevelTile("core", Tile(tuple(box))),),
+            tiles=(LevelTile("core", Tile(box)),),
             order=tuple(range(len(node.axes))),
             parallel=parallel,
             lanes=self._width(),
@@ -148,8 +147,8 @@ class Annotator:
         core: list[int] = []
         for axis, entry in enumerate(node.axes):
             if entry.kind == "reduce":
-                divisors = [n for n in _divisors(entry.extent) if n <= MAX_UNROLL]
-                register.append(self._random.choice([1, *divisors]))
+                sizes = divisors(entry.extent, MAX_UNROLL)
+                register.append(self._random.choice([1, *sizes]))
                 core.append(entry.extent)
                 continue
             if axis == vector:
@@ -174,5 +173,12 @@ class Annotator:
         return self._random.sample(axes, len(axes))
 
 
-def _divisors(extent: int) -> list[int]:
-    return [size for size in range(1, extent + 1) if extent % size == 0]
+def row_box(node: TileNode, rows: int) -> tuple[int, ...]:
+    """One row of a stage of which the leading `rows` space axes count rows."""
+    return tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
+
+
+def divisors(extent: int, limit: int | None = None) -> list[int]:
+    """The divisors of an extent up to `limit`, ascending."""
+    most = min(extent, limit or extent)
+    return [size for size in range(1, most + 1) if extent % size == 0]

@@ -14,10 +14,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tvm_ext.errors import PlanError
 from tvm_ext.search.mutate import crossed, mutated, settled
 from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import TilePlan
 
 Score = Callable[[Sequence[TilePlan]], NDArray[Any]]
@@ -64,17 +63,6 @@ def evolve(
         children |= fresh
     wanted = [plan for plan in {**dict.fromkeys(seeds), **children} if not known(plan)]
     return sorted(wanted, key=lambda plan: -pool[plan])
-
-
-def is_legal(graph: TileGraph, plan: TilePlan, lanes: int) -> bool:
-    """Whether a kernel can follow the plan, by what can be told without TVM."""
-    if not 1 <= plan.lanes <= lanes:
-        return False
-    try:
-        check_plan(graph, plan)
-    except PlanError:
-        return False
-    return True
 
 
 def _child(

@@ -125,7 +125,6 @@ class Features:
             "io_in_l2": ratio(size / (caches[min(1, len(caches) - 1)].size_bytes * hardware.cores)),
             "io_in_last": ratio(size / caches[-1].size_bytes),
         }
-        self._total_flops = flops
 
     def rows(self, plan: TilePlan, estimate: Estimate) -> Rows:
         """One row for each stage of the group, in order; float32. `estimate` is what the

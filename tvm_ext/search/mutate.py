@@ -16,6 +16,7 @@ from math import prod
 
 import msgspec
 
+from tvm_ext.search.annotate import MAX_UNROLL, divisors, row_box
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
@@ -125,8 +126,7 @@ def _unroll(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Ran
     if not node.reduce:
         return plan
     axis = source.choice(node.reduce)
-    extent = node.axes[axis].extent
-    sizes = [size for size in range(1, min(extent, 16) + 1) if extent % size == 0]
+    sizes = divisors(node.axes[axis].extent, MAX_UNROLL)
     return with_extent(plan, "register", axis, source.choice(sizes))
 
 
@@ -190,8 +190,7 @@ def _serial(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Ran
 
 def _row_count(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     rows = source.randint(0, len(node.space))
-    box = tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
-    tiles = (LevelTile("core", Tile(box)),)
+    tiles = (LevelTile("core", Tile(row_box(node, rows))),)
     parallel = source.randint(0, 1) * rows
     return msgspec.structs.replace(plan, tiles=tiles, parallel=parallel)
 

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.search.annotate import Annotator
 from tvm_ext.search.cost_model import CostModel, Example
-from tvm_ext.search.evolve import evolve, is_legal
+from tvm_ext.search.evolve import evolve
 from tvm_ext.search.features import Estimate, Features, Predict, Rows
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import SketchRule, sketches
 from tvm_ext.tile.cut import Piece, cut, joined, parted
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import TilePlan
 
 EPSILON = 0.1

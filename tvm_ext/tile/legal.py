@@ -81,6 +81,17 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         contiguous_cut(node, plan.at("core"))
 
 
+def is_legal(graph: TileGraph, plan: TilePlan, lanes: int) -> bool:
+    """Whether a kernel can follow the plan, with vectors of at most `lanes` elements."""
+    if plan.lanes > lanes:
+        return False
+    try:
+        check_plan(graph, plan)
+    except PlanError:
+        return False
+    return True
+
+
 def check_tile(node: TileNode, plan: TilePlan) -> None:
     """Raises PlanError unless register tiles divide core tiles that leave a tail on one axis at
     most, and the rest of the plan speaks of what there is."""

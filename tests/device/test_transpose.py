@@ -79,7 +79,7 @@ def test_a_copy_that_computes_is_left_to_loops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads", "inner", "step"), [(64, 2, 32, 2), (48, 1, 17, 1), (61, 2, 37, 1)]
+    ("rows", "heads", "inner", "step"), [(64, 2, 32, 2), (48, 1, 17, 1), (157, 4, 37, 1)]
 )
 def test_what_is_no_square_is_copied_in_loops(rows: int, heads: int, inner: int, step: int) -> None:
     """Rows that are not side by side, and extents that are no whole vectors."""

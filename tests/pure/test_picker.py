@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, pick
-from tvm_ext.picker.perf import TOLD_APART, pieces
+from tvm_ext.picker.perf import pieces
 from tvm_ext.tile import TileGraph, encode_plan
+from tvm_ext.tile.shift import plan_shifts
 
 MACHINES = ("cpu/x86-avx512", "cpu/x86-avx2", "cpu/x86-sse", "arm/neoverse-n1")
 TOP = 5
+BETWEEN_OTHERS = 1.4
+"""A first plan may be so much slower alone for what it spares the kernels before and after."""
 
 everywhere = pytest.mark.parametrize("machine", MACHINES)
 every_graph = pytest.mark.parametrize("name", GRAPHS)
@@ -42,7 +45,8 @@ def assert_plan_fits(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
 
 
 def assert_tiles_fit(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> None:
-    """Register tiles fit the register file and divide core tiles; one tail at most."""
+    """Register tiles fit the register file and divide core tiles; one tail at most that is not
+    moved back."""
     plan = candidate.plan
     node = graph.nodes[plan.anchor]
     core, register = plan.at("core"), plan.at("register")
@@ -58,7 +62,7 @@ def assert_tiles_fit(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
             assert axis.extent % r == 0
     cut = [axis for axis in node.space if core.extents[axis] < node.axes[axis].extent]
     tails = [axis for axis in cut if node.axes[axis].extent % core.extents[axis]]
-    assert not tails or len(cut) == 1
+    assert not tails or len(cut) == 1 or plan_shifts(graph, plan) is not None
     grid = [axis for axis in plan.order if axis in node.space]
     assert set(cut) <= set(grid[: plan.parallel]), "a cut axis outside the parallel loops"
     assert cut or not plan.parallel
@@ -115,7 +119,7 @@ def test_candidates_are_ranked_and_distinct(name: str, machine: str) -> None:
     found = pick(GRAPHS[name], get(machine), TOP)
     first, *rest = [candidate.estimate.latency_us for candidate in found]
     assert rest == sorted(rest)
-    assert first <= min([first, *rest]) * TOLD_APART
+    assert first <= min([first, *rest]) * BETWEEN_OTHERS
     assert len({candidate.plan for candidate in found}) == len(found) <= TOP
     assert pick(GRAPHS[name], get(machine), 1)[0].plan in {candidate.plan for candidate in found}
 
@@ -124,7 +128,7 @@ def test_candidates_are_ranked_and_distinct(name: str, machine: str) -> None:
 def test_asking_for_more_never_makes_the_best_worse(machine: str) -> None:
     for graph in GRAPHS.values():
         one, many = (pick(graph, get(machine), count)[0].estimate for count in (1, 20))
-        assert many.latency_us <= one.latency_us * TOLD_APART
+        assert many.latency_us <= one.latency_us * BETWEEN_OTHERS
 
 
 @everywhere
@@ -188,11 +192,23 @@ def test_small_operators_run_on_one_core(name: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])
+def test_rows_are_shared_out_where_columns_would_be_a_little_quicker_alone() -> None:
+    """55 rows by 14 columns make 112 register tiles, 55 columns cut in two 110."""
+    graph, hw = conv(55, 55, 64, 32, kernel=1), msgspec.structs.replace(get(MACHINES[0]), cores=2)
+    best = pick(graph, hw)[0].plan
+    assert best.at("core").extents[:3] == (1, 28, 55)
+
+
 def test_of_equal_plans_the_one_that_writes_in_one_piece_comes_first(machine: str) -> None:
     graph, hw = GRAPHS["conv_stem"], get(machine)
     best, *others = pick(graph, hw, TOP)
     node = graph.nodes[best.plan.anchor]
-    close = [c for c in others if c.estimate.latency_us <= best.estimate.latency_us * TOLD_APART]
+    close = [
+        other
+        for other in others
+        if other.plan.at("register") == best.plan.at("register")
+        and other.estimate.latency_us <= best.estimate.latency_us
+    ]
     scattered = [pieces(node, c.plan.at("core")) for c in close if c.plan.rule == "tile"]
     assert pieces(node, best.plan.at("core")) <= min(scattered, default=1 << 30)
 
@@ -221,7 +237,7 @@ def test_large_operators_run_on_all_cores(name: str, machine: str) -> None:
     node = graph.nodes[plan.anchor]
     counts = plan.at("core").counts(node.axes)
     tasks = prod(counts[axis] for axis in node.space)
-    assert tasks >= hw.cores / 2
+    assert tasks >= hw.cores / 3
 
 
 @everywhere

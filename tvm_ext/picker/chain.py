@@ -17,7 +17,7 @@ import msgspec
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import USABLE, Estimate, clock_ghz, compute_cycles
 from tvm_ext.picker.traffic import (
-    EXCHANGE,
+    handed_on_us,
     holding_gbps,
     overlapped_us,
     wants_prefetch,
@@ -181,12 +181,11 @@ def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
     """Every stage a phase of its own: of what a core reads others have written their share."""
     through = work.data + work.results
     rate = holding_gbps(hw, (through + work.outside) / USABLE, cores)
-    handed_on_us = through * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
     return _Phases(
         product_ns=through / rate,
         transforms_ns=(through + work.outside) / rate,
         transforms_cycles=(work.before + work.after) / cores,
-        launch_us=3 * hw.launch_us + handed_on_us,
+        launch_us=3 * hw.launch_us + handed_on_us(through, cores, hw),
     )
 
 

@@ -16,8 +16,10 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
+    handed_on_us,
     holding_gbps,
     overlapped_us,
+    packed_bytes,
     prologue_us,
     staging_us,
     with_cold_weights,
@@ -31,6 +33,7 @@ from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.shift import plan_shifts
 
 LOADS_PER_CYCLE = 2.0
 LATENCY_SLACK = 1
@@ -115,18 +118,26 @@ def register_cycles(
     spill = (
         max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
     )
-    return max(issue, fetch, chain) + spill
+    busy = overlapped_us(issue, fetch) if node.kind == "reduce" else max(issue, fetch)
+    return max(busy, chain) + spill
 
 
 def compute_cycles(
-    graph: TileGraph, node: TileNode, core: Tile, register: Tile, lanes: int, hw: HardwareModel
+    graph: TileGraph,
+    node: TileNode,
+    core: Tile,
+    register: Tile,
+    lanes: int,
+    hw: HardwareModel,
+    moved: tuple[int, ...] = (),
 ) -> float:
-    """Cycles one core needs for one full core tile, tails charged at their own size."""
+    """Cycles one core needs for one full core tile, tails charged at their own size, or whole on
+    the axes where they are `moved` back."""
     shapes = [tensor.shape for tensor in graph.tensors]
     sizes: list[list[tuple[int, int]]] = []
     for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
         extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
-        full, tail = divmod(extent, r)
+        full, tail = divmod(extent if axis not in moved else -(-extent // r) * r, r)
         sizes.append([(n, size) for n, size in ((full, r), (1, tail)) if n and size])
     cycles = 0.0
     combos: list[tuple[int, tuple[int, ...]]] = [(1, ())]
@@ -161,12 +172,18 @@ def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareM
 def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     """Predicted time of the plan's anchor on `hw`, in microseconds, launch included.
 
-    Whole core tiles run in waves over the cores; a partial one at the end runs after them, alone.
+    Whole core tiles run in waves over the cores; a partial one at the end runs after them, alone,
+    unless no tail has a loop of its own (`tile.shift`): it then counts as whole.
     """
     node = graph.nodes[plan.anchor]
     core = plan.at("core")
     cores = hw.cores if plan.parallel else 1
-    whole = prod(node.axes[axis].extent // core.extents[axis] for axis in node.space)
+    moved = plan_shifts(graph, plan)
+    counts = core.counts(node.axes)
+    whole = prod(
+        node.axes[axis].extent // core.extents[axis] if moved is None else counts[axis]
+        for axis in node.space
+    )
     first = _task(graph, node, plan, core, hw, min(cores, whole))
     waves = ceil(whole / cores)
     compute_us, memory_us, bound = first.compute_us * waves, first.memory_us * waves, first.bound
@@ -174,7 +191,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     stall_us = (first.stall_us + task_cycles / clock_ghz(hw) / 1e3) * waves
     launch_us = hw.launch_us if plan.parallel else 0.0
     tail = tuple(
-        a.extent % c or c if a.kind == "space" else c
+        a.extent % c or c if a.kind == "space" and moved is None else c
         for a, c in zip(node.axes, core.extents, strict=True)
     )
     if tail != core.extents:
@@ -191,23 +208,35 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 
-def least_scattered(graph: TileGraph, ranked: list[Candidate]) -> list[Candidate]:
-    """The candidates with the one first that writes fewest pieces of memory among those the model
-    does not tell from the best (a 7 x 7 convolution cut across its rows: 655 us, between: 464)."""
-    limit_us = TOLD_APART * ranked[0].estimate.latency_us if ranked else 0.0
-    close = [
-        candidate
-        for candidate in ranked
-        if candidate.plan.rule == "tile" and candidate.estimate.latency_us <= limit_us
-    ]
-    if not close or ranked[0].plan.rule != "tile":
+def in_company(graph: TileGraph, ranked: list[Candidate], hw: HardwareModel) -> list[Candidate]:
+    """The candidates with the one first that is best between other kernels; of those that the model
+    does not tell apart, the one that writes fewest pieces of memory.
+
+    Kernels share their outermost axis out where they can, and what a core has written the next
+    kernel finds in its cache. Tasks cut otherwise read and leave data that other cores have or want
+    (27 x 27 by 1 x 1 cut across its rows: 72 us, between: 50).
+    """
+    if not ranked or ranked[0].plan.rule != "tile":
         return ranked
-
-    def scattered(candidate: Candidate) -> int:
-        return pieces(graph.nodes[candidate.plan.anchor], candidate.plan.at("core"))
-
-    first = min(close, key=scattered)
+    tiles = [candidate for candidate in ranked if candidate.plan.rule == "tile"]
+    times = [one.estimate.latency_us + _handed_on_us(graph, one.plan, hw) for one in tiles]
+    close = [one for one, us in zip(tiles, times, strict=True) if us <= TOLD_APART * min(times)]
+    nodes = graph.nodes
+    first = min(close, key=lambda one: pieces(nodes[one.plan.anchor], one.plan.at("core")))
     return [first, *(candidate for candidate in ranked if candidate is not first)]
+
+
+def _handed_on_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of exchanging activations with the kernels before and after, as far as caches of a core
+    hold them; none if the tasks of a core are next to each other along the outermost axis."""
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    long = [axis for axis in node.space if node.axes[axis].extent > 1]
+    cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
+    if not plan.parallel or cut == long[:1]:
+        return 0.0
+    own_bytes = max((level.size_bytes for level in hw.levels[:-1] if not level.shared), default=0)
+    exchanged = min(graph.io_bytes - packed_bytes(graph, node), own_bytes * hw.cores)
+    return handed_on_us(exchanged, hw.cores, hw)
 
 
 def pieces(node: TileNode, tile: Tile) -> int:
@@ -232,7 +261,8 @@ class _Task(NamedTuple):
 def _task(
     graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, hw: HardwareModel, cores: int
 ) -> _Task:
-    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw)
+    shifted = plan_shifts(graph, plan) or ()
+    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     memory_us, stall_us, bound = 0.0, 0.0, "compute"
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):

@@ -29,7 +29,7 @@ from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
-    least_scattered,
+    in_company,
     streaming,
     together,
 )
@@ -52,7 +52,9 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.cut import Piece, cut, joined
 from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.shift import shifts
 
 REGISTER_TILES = 6
 ATTACHED = 24
@@ -114,7 +116,7 @@ def pick_piece(graph: TileGraph, hardware: HardwareModel, count: int) -> list[Ca
     ranked = sorted([*inside, *ranked], key=_latency)
     held_up = [one for one in ranked if _unhindered(one) < _latency(ranked[0])]
     side = [other for one in held_up for other in side_by_side(graph, one, hardware)]
-    return least_scattered(graph, sorted([*side, *ranked], key=_latency))[:count]
+    return in_company(graph, sorted([*side, *ranked], key=_latency), hardware)[:count]
 
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:
@@ -125,7 +127,7 @@ def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel)
         return []
     lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
     ranked = sorted(
-        (t for t in register_tiles(node, vector, lanes, hw) if prod(t.extents[:3]) == 1),
+        (t for t in register_tiles(graph, node, vector, lanes, hw) if prod(t.extents[:3]) == 1),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
     )
     plans = rank_chains(graph, chain, ranked[:REGISTER_TILES], lanes, hw)
@@ -145,7 +147,8 @@ def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Itera
     for level in levels:
         attach = (*plan.attach, *(Attach(stage, level) for stage in before))
         inside = msgspec.structs.replace(plan, attach=attach)
-        yield Candidate(inside, estimate(graph, inside, hw))
+        if is_legal(graph, inside, inside.lanes):
+            yield Candidate(inside, estimate(graph, inside, hw))
 
 
 def masks(graph: TileGraph, anchor: int, stage: int) -> bool:
@@ -163,7 +166,8 @@ def side_by_side(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> I
         reads = stageable(graph, node, plan.at("core"), plan.at("register"))
         if reads:
             copied = msgspec.structs.replace(plan, staged=reads)
-            yield Candidate(copied, estimate(graph, copied, hw))
+            if is_legal(graph, copied, copied.lanes):
+                yield Candidate(copied, estimate(graph, copied, hw))
 
 
 def _latency(candidate: Candidate) -> float:
@@ -254,11 +258,11 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     ranked = sorted(
-        register_tiles(node, vector, lanes, hw),
+        register_tiles(graph, node, vector, lanes, hw),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
     )
     for register in ranked[: max(REGISTER_TILES, count // 4)]:
-        for core in core_tiles(node, register, hw):
+        for core in core_tiles(graph, node, register, lanes, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
             order = loop_order(graph, node, vector, core, hw)
@@ -276,29 +280,41 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
             yield Candidate(plan, estimate(graph, plan, hw))
 
 
-def core_tiles(node: TileNode, register: Tile, hw: HardwareModel) -> Iterator[Tile]:
+def core_tiles(
+    graph: TileGraph, node: TileNode, register: Tile, lanes: int, hw: HardwareModel
+) -> Iterator[Tile]:
     """Core tiles that cut one axis, with a tail of whole register tiles or not, or two axes without
-    one."""
+    one; and those whose tails are moved back."""
     full = tuple(axis.extent for axis in node.axes)
     yield Tile(full)
+
+    def whole(core: Tile) -> bool:
+        return shifts(graph, node, core, register, lanes) is not None
+
     space = [axis for axis in node.space if full[axis] > register.extents[axis]]
     for axis in space:
         for size in core_extents(full[axis], register.extents[axis], hw.cores):
-            if size == full[axis] or full[axis] % size % register.extents[axis]:
+            if size == full[axis]:
                 continue
-            cut = list(full)
-            cut[axis] = size
-            yield Tile(tuple(cut))
+            cut = Tile((*full[:axis], size, *full[axis + 1 :]))
+            if full[axis] % size % register.extents[axis] == 0 or whole(cut):
+                yield cut
             for other in space:
-                if other < axis and full[axis] % size == 0 == full[other] % register.extents[other]:
-                    yield Tile((*cut[:other], register.extents[other], *cut[other + 1 :]))
+                if other >= axis:
+                    continue
+                both = list(cut.extents)
+                both[other] = register.extents[other]
+                even = full[axis] % size == 0 == full[other] % register.extents[other]
+                if even or whole(Tile(tuple(both))):
+                    yield Tile(tuple(both))
 
 
 def _cycles_per_point(
     graph: TileGraph, node: TileNode, tile: Tile, lanes: int, hw: HardwareModel
 ) -> float:
     full = Tile(node.extents)
-    return compute_cycles(graph, node, full, tile, lanes, hw)
+    moved = shifts(graph, node, full, tile, lanes)
+    return compute_cycles(graph, node, full, tile, lanes, hw, moved or ())
 
 
 def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:

@@ -10,7 +10,8 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import packed_divisor, reduce_steps, row_extents, vector_extents
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_small_window
-from tvm_ext.tile.graph import TileNode
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.shift import shiftable
 
 BODY_VECTORS = 128
 """Vector operations in an unrolled body: beyond it instruction fetch limits (461 against 518
@@ -31,7 +32,7 @@ TAIL_STATEMENTS = 64
 
 
 def register_tiles(
-    node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
+    graph: TileGraph, node: TileNode, vector: int | None, lanes: int, hw: HardwareModel
 ) -> Iterator[Tile]:
     """Aligned register tiles whose accumulators fit the register file."""
     if hollow := list(hollow_tiles(node, vector, lanes, hw)):
@@ -51,7 +52,8 @@ def register_tiles(
         budget = max(1, (usable - vectors) // vectors)
         if node.kind == "map":
             budget = 4
-        if vector is not None and node.axes[vector].extent % lanes:
+        cut = vector is not None and node.axes[vector].extent % lanes
+        if vector is not None and cut and not shiftable(graph, node, vector):
             budget = min(budget, max(1, TAIL_STATEMENTS // width))
         for height in row_extents(node.axes[last].extent, budget) if last is not None else [1]:
             stacks = [1]

@@ -50,6 +50,11 @@ def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
     return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
 
 
+def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
+    """Time in which cores get what others have just written of data that they share out anew."""
+    return size_bytes * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
+
+
 def packed_bytes(graph: TileGraph, node: TileNode) -> int:
     """Bytes of the packed operands."""
     tensors = {access.tensor for access in packed_reads(node)}

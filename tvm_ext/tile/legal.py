@@ -20,6 +20,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.shift import plan_shifts
 
 LEVELS = {
     "tile": ("core", "register"),
@@ -70,7 +71,7 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         if boxes and not has_no_gaps(node, tiles[level]):
             raise PlanError("gaps", f"plan: {level} tile {tiles[level].extents} leaves gaps")
     if plan.rule == "tile":
-        check_tile(node, plan)
+        check_tile(graph, node, plan)
     elif plan.rule == "chain":
         check_chain(graph, plan)
     elif plan.rule == "rows":
@@ -92,9 +93,9 @@ def is_legal(graph: TileGraph, plan: TilePlan, lanes: int) -> bool:
     return True
 
 
-def check_tile(node: TileNode, plan: TilePlan) -> None:
+def check_tile(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
     """Raises PlanError unless register tiles divide core tiles that leave a tail on one axis at
-    most, and the rest of the plan speaks of what there is."""
+    most or are moved back, and the rest of the plan speaks of what there is."""
     core, register = plan.at("core"), plan.at("register")
     if not node.space:
         raise PlanError("space", f"plan for {node.name}: it has no space axis to tile")
@@ -103,14 +104,8 @@ def check_tile(node: TileNode, plan: TilePlan) -> None:
             raise PlanError("divide", f"plan for {node.name}: {axis.name} core {c} by register {r}")
         if axis.kind == "reduce" and axis.extent % r:
             raise PlanError("divide", f"plan for {node.name}: {axis.name} {axis.extent} by {r}")
-    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
-    if len(cut) > 1 and any(cut):
-        raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
-    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
-        if axis.kind == "space" and axis.extent % c % r:
-            raise PlanError(
-                "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
-            )
+    if plan_shifts(graph, plan) is None:
+        check_tails(node, core, register)
     for place in node.space if plan.attach else ():
         own, c, r = node.axes[place], core.extents[place], register.extents[place]
         if shares_index(node, place) and (own.extent % c or c % r):
@@ -124,6 +119,18 @@ def check_tile(node: TileNode, plan: TilePlan) -> None:
             raise PlanError("staged", f"plan: stage {plan.anchor} has no read {read}")
 
 
+def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
+    """Raises PlanError for tails that would need loops of their own inside others'."""
+    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
+    if len(cut) > 1 and any(cut):
+        raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
+    for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
+        if axis.kind == "space" and axis.extent % c % r:
+            raise PlanError(
+                "tail", f"plan for {node.name}: {axis.name} {axis.extent} leaves a tail in a tail"
+            )
+
+
 def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     """The chain of the group. Raises PlanError for another group, and for core tiles that are not
     whole at the border of the image or of a block of channels."""
@@ -134,7 +141,7 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     if len(plan.attach) != len(graph.nodes) - 1 or levels not in ({"core"}, {"root"}):
         raise PlanError("attach", f"plan: rule chain with stages attached at {sorted(levels)}")
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
-    check_tile(product, plan)
+    check_tile(graph, product, plan)
     lanes_in = even_lanes(product.extents[-1], plan.lanes)
     lanes_out = even_lanes(last.extents[-1], plan.lanes)
     if min(lanes_in, lanes_out) < CHAIN_LANES:

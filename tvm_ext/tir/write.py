@@ -10,6 +10,7 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
+from tvm_ext.tir.shift import with_shifts
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
@@ -54,7 +55,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     """
     prepared = schedule(func, plan)
     parts = plan.parts()
-    scheduled = prepared.schedule.mod["main"]
+    scheduled = with_shifts(prepared.schedule.mod["main"])
     if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
     scheduled = with_squares(scheduled)

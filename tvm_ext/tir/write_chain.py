@@ -29,7 +29,8 @@ from tvm_ext.tile.legal import check_chain
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prefetch import LINE_BYTES
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_tile import PARTITION, register_epilogue
+from tvm_ext.tir.shift import PARTITION
+from tvm_ext.tir.write_tile import register_epilogue
 from tvm_ext.tvm_api import SBlockRV, Schedule, element_bytes
 
 SPACE = 6

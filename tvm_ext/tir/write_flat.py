@@ -6,7 +6,8 @@ from tvm_ext.tile.classify import is_affine
 from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_tile import PARTITION, vectorise_last
+from tvm_ext.tir.shift import PARTITION
+from tvm_ext.tir.write_tile import vectorise_last
 from tvm_ext.tvm_api import ScheduleError
 
 

@@ -8,8 +8,9 @@
 
 Loop order: core tiles (space, `plan.order`), register tiles in a core tile (space, `plan.order`),
 reduction, then the register tile itself, unrolled; taps of a window innermost, so that what
-neighbours share is read while it is at hand. Tails become loops of their own (the partition hint),
-so the main loop carries no predicate. Stages before the anchor are computed once for each core tile
+neighbours share is read while it is at hand. Last tiles are moved back to be whole (`shift`) or,
+where they cannot be, tails become loops of their own (the partition hint), so that the main loop
+carries no predicate. Stages before the anchor are computed once for each core tile
 or, attached at `register`, where they are read (padding: see `guard`).
 """
 
@@ -26,12 +27,12 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.read import loads
+from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
 from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tvm_api import SBlockRV, Schedule
-
-PARTITION = "pragma_loop_partition_hint"
 
 
 def write_tile(prepared: Prepared, plan: TilePlan) -> None:
@@ -87,13 +88,17 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         _attach(schedule, copy, task, plan.lanes)
     if plan.parallel:
         schedule.parallel(task)
-    for axis in space if is_affine(node) else ():
-        c, r = core.extents[axis], register.extents[axis]
-        if c % r:
-            schedule.annotate(middle[axis], PARTITION, 1)
-    pairs = zip(node.axes, core.extents, strict=True)
-    if is_affine(node) and any(a.extent % c for a, c in pairs if a.kind == "space"):
+    moved = plan_shifts(graph, plan)
+    core_tails = [axis for axis in space if node.axes[axis].extent % core.extents[axis]]
+    tails = [axis for axis in space if core.extents[axis] % register.extents[axis]]
+    if moved or (core_tails and moved is not None):
+        schedule.annotate(task, SHIFT, 1)
+        schedule.annotate(middle[space[-1]], TILE, 1)
+    elif core_tails and is_affine(node):
         schedule.annotate(task, PARTITION, 1)
+    for axis in tails if is_affine(node) else ():
+        if axis not in (moved or ()):
+            schedule.annotate(middle[axis], PARTITION, 1)
     for axis in (*reduce, *tile):
         schedule.unroll(inner[axis])
     if lane is not None:

@@ -1,0 +1,89 @@
+"""Tails: the last register tile of an axis is moved back, and those that lie outside are left out.
+
+    500 columns by 48: .., [432, 480), [480, 500)  →  .., [432, 480), [452, 500)
+
+What lies in two tiles is computed twice, to the same values, so the order does not matter. Part of
+a vector would be computed lane by lane (500 x 500 x 500: 84 GFLOP/s where whole vectors reach 190),
+a loop for the tail is compiled as long as the main one, and a core tile that is shorter than others
+would have to wait for them (55 rows on two cores: 27, 27 and 1 in place of 28 and 27). A loop of
+its own pays only for a tail of whole vectors that would be much longer moved back.
+"""
+
+from __future__ import annotations
+
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import is_affine, shares_index, vector_axis
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import TilePlan
+
+WORTH_A_LOOP = 1 / 32
+"""Part of an axis that a tail moved back computes twice, from which it gets a loop of its own."""
+
+
+def shiftable(graph: TileGraph, node: TileNode, axis: int) -> bool:
+    """Whether tiles of a space axis may start anywhere: no operand is packed in blocks along it, no
+    zeros lie at known places of it, it moves an index of the output alone, and who reads the output
+    in a tile reads all of it."""
+    extent = node.axes[axis].extent
+    blocks = any(
+        dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
+        for access in (*node.reads, node.write)
+        for dim in access.dims
+    )
+    hollow = any(hole.space == axis for hole in node.holes)
+    cropped = any(
+        written is not None
+        and written.uses(axis)
+        and (dim is None or dim.div > 1 or dim.mod or dim.span(other.extents) != extent)
+        for other in graph.nodes
+        for read in other.reads
+        if read.tensor == node.write.tensor
+        for written, dim in zip(node.write.dims, read.dims, strict=True)
+    )
+    free = not (blocks or hollow or cropped)
+    return free and is_affine(node) and not shares_index(node, axis)
+
+
+def is_parted(node: TileNode, axis: int, core: Tile, register: Tile, lanes: int) -> bool:
+    """Whether the tail of an axis that no core tile cuts is worth a loop of its own: 13 rows by 7
+    are 7 and 6, not 14."""
+    extent, size = node.axes[axis].extent, register.extents[axis]
+    tail = extent % size
+    if not tail or core.extents[axis] < extent or (axis == vector_axis(node) and tail % lanes):
+        return False
+    return size - tail > extent * WORTH_A_LOOP
+
+
+def shifts(
+    graph: TileGraph, node: TileNode, core: Tile, register: Tile, lanes: int
+) -> tuple[int, ...] | None:
+    """The axes whose last register tile is moved back, none if register tiles divide all others
+    than those with loops for tails; None if one leaves a tail that cannot be moved."""
+    moved = tuple(
+        axis
+        for axis in node.space
+        if node.axes[axis].extent % register.extents[axis]
+        and not is_parted(node, axis, core, register, lanes)
+    )
+    whole = all(
+        c == axis.extent or c % r == 0
+        for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True)
+    )
+    return moved if whole and all(shiftable(graph, node, axis) for axis in moved) else None
+
+
+def plan_shifts(graph: TileGraph, plan: TilePlan) -> tuple[int, ...] | None:
+    """`shifts` of a plan's anchor; None for rules whose tails are others'.
+
+    What is copied for a core tile must hold all its register tiles: one alone is not moved.
+    """
+    if plan.rule != "tile":
+        return None
+    node, core, register = graph.nodes[plan.anchor], plan.at("core"), plan.at("register")
+    moved = shifts(graph, node, core, register, plan.lanes)
+    copies = bool(plan.staged) or any(entry.level == "core" for entry in plan.attach)
+    alone = any(
+        core.extents[axis] < node.axes[axis].extent and core.extents[axis] == register.extents[axis]
+        for axis in moved or ()
+    )
+    return None if copies and alone else moved

@@ -191,7 +191,6 @@ def test_small_operators_run_on_one_core(name: str, machine: str) -> None:
     assert pick(GRAPHS[name], get(machine))[0].plan.parallel == 0
 
 
-@pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])
 def test_rows_are_shared_out_where_columns_would_be_a_little_quicker_alone() -> None:
     """55 rows by 14 columns make 112 register tiles, 55 columns cut in two 110."""
     graph, hw = conv(55, 55, 64, 32, kernel=1), msgspec.structs.replace(get(MACHINES[0]), cores=2)
@@ -199,6 +198,7 @@ def test_rows_are_shared_out_where_columns_would_be_a_little_quicker_alone() -> 
     assert best.at("core").extents[:3] == (1, 28, 55)
 
 
+@pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])
 def test_of_equal_plans_the_one_that_writes_in_one_piece_comes_first(machine: str) -> None:
     graph, hw = GRAPHS["conv_stem"], get(machine)
     best, *others = pick(graph, hw, TOP)

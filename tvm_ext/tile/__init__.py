@@ -6,6 +6,7 @@ Read in this order:
   plan       TilePlan: the only tuning decision
   classify   what kind of work a node is;  legal: whether a plan can be a kernel of a group
   cut        a group with several stages worth tiling in pieces;  fuse: stages inside another's tile
+  shift      tails: tiles that are moved back
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
   footprint  bytes a tile touches and holds;  nest: bytes it moves (Roller §3.3)
   codec      plans as JSON;  show: plans and graphs as text

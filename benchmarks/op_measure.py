@@ -135,7 +135,7 @@ class Bench:
     def plan(self, task: Task, row: Row) -> tuple[Planned, Built | Failure]:
         """The first plan of the picker whose kernel compiles, as `tvm_ext.compile` takes it."""
         start = time.perf_counter()
-        planned = plan_task(task, self.hardware)
+        planned = plan_task(task, self.hardware, alone=True)
         row.plan_s = time.perf_counter() - start
         start = time.perf_counter()
         while isinstance(built := build(planned.func, self.target), Failure) and planned.rest:

@@ -14,7 +14,7 @@ from functools import cached_property
 from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
-from tvm_ext.picker import pick, predict
+from tvm_ext.picker import exchange_us, pick, predict
 from tvm_ext.records import Database, TaskKey
 from tvm_ext.records.manifest import Group
 from tvm_ext.shield import shield
@@ -146,13 +146,22 @@ def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
 
 
 def options(
-    task: Task, hardware: HardwareModel, database: Database | None, reasons: list[str]
+    task: Task,
+    hardware: HardwareModel,
+    database: Database | None,
+    reasons: list[str],
+    *,
+    alone: bool = False,
 ) -> list[Option]:
     """Ways to run the task, best first: record, picker, loose, untouched."""
     found: list[Option] = []
     graph = task.graph
     if database is not None and graph is not None:
-        record = database.best(task.signature, hardware.fingerprint())
+        record = database.best(
+            task.signature,
+            hardware.fingerprint(),
+            lambda plan: 0.0 if alone else exchange_us(graph, plan, hardware),
+        )
         if record is not None:
             with shield("log plan", reasons):
                 model = predict(graph, record.plan, hardware)
@@ -161,7 +170,7 @@ def options(
                 )
     if graph is not None:
         with shield("picker", reasons):
-            for candidate in pick(graph, hardware, PICKED):
+            for candidate in pick(graph, hardware, PICKED, alone=alone):
                 guess = candidate.estimate
                 found.append(Option("picker", candidate.plan, guess.bound, guess.latency_us))
         limit = roof(graph.flops, graph.io_bytes, hardware)
@@ -195,10 +204,12 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
     raise AssertionError("the list of options ends with the untouched function")
 
 
-def plan_task(task: Task, hardware: HardwareModel, database: Database | None = None) -> Planned:
-    """The kernel for a task."""
+def plan_task(
+    task: Task, hardware: HardwareModel, database: Database | None = None, *, alone: bool = False
+) -> Planned:
+    """The kernel for a task, to run between others of a model or `alone`."""
     reasons: list[str] = []
-    return choose(task, options(task, hardware, database, reasons), reasons)
+    return choose(task, options(task, hardware, database, reasons, alone=alone), reasons)
 
 
 def next_option(planned: Planned, reason: str) -> Planned:

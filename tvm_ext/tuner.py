@@ -191,9 +191,10 @@ def tune_tir(
         rules=rules,
         watch=watch or unwatched,
         measurer=measurer_of(fleet, hardware),
+        alone=True,
     )
     tuner.search(trials, deadline)
-    planned = plan_task(task, hardware, database)
+    planned = plan_task(task, hardware, database, alone=True)
     space = tuner.tasks[0].space if tuner.tasks else None
     return TunedKernel(
         func=planned.func,

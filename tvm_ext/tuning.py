@@ -27,7 +27,7 @@ from typing import Any
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
 from tvm_ext.measure import Measurer
-from tvm_ext.picker import pick, predict
+from tvm_ext.picker import exchange_us, pick, predict
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record
 from tvm_ext.search import (
@@ -92,6 +92,7 @@ class Tuner:
 
     tasks     by signature: the task, and its calls in each model
     measurer  where plans are measured; by default on this machine
+    alone     whether kernels will run by themselves, not between others of a model
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class Tuner:
         rules: Sequence[SketchRule] = (),
         watch: Watch = unwatched,
         measurer: Measurer | None = None,
+        alone: bool = False,
     ) -> None:
         self.hardware = hardware
+        self._alone = alone
         self.watch = watch
         self.interrupted = False
         self._trials = Trials(hardware, database, seed, measurer)
@@ -234,16 +237,22 @@ class Tuner:
         self, task: Task, weights: tuple[float, ...], seed: int, rules: Sequence[SketchRule]
     ) -> Progress | None:
         """The task with what the log knows of it; None if nothing can be planned."""
-        if task.graph is None:
+        graph, hardware = task.graph, self.hardware
+        if graph is None:
             return None
-        picked = [candidate.plan for candidate in pick(task.graph, self.hardware, PICKED)]
+        picked = [candidate.plan for candidate in pick(graph, hardware, PICKED, alone=self._alone)]
         if not picked:
             return None
-        hardware = self.hardware
         space = TaskSpace(
-            task.graph, hardware, picked, lambda g, p: predict(g, p, hardware), seed, rules
+            graph,
+            hardware,
+            picked,
+            lambda g, p: predict(g, p, hardware),
+            seed,
+            rules,
+            lambda plan: 0.0 if self._alone else exchange_us(graph, plan, hardware),
         )
-        limit = roof(task.graph.flops, task.graph.io_bytes, hardware)
+        limit = roof(graph.flops, graph.io_bytes, hardware)
         similar = likeness(task.kind, task.flops)
         progress = Progress(
             task, space, TaskHistory(weights, task.flops, limit.latency_us, similar)

@@ -98,6 +98,8 @@ def test_best_is_the_lowest_median_of_the_working_plans_of_that_machine(log):
         ]
     )
     assert database.best("sig", "aaaa00000000").plan == plan(2)
+    dearer = database.best("sig", "aaaa00000000", lambda chosen: 1e6 * (chosen == plan(2)))
+    assert dearer.plan == plan(1)
     assert database.best("sig", "other").plan == plan(4)
     assert database.best("sig", "unknown") is None
     assert len(database.records("sig")) == 4

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import Candidate, pick
+from tvm_ext.picker import Candidate, exchange_us, pick
 from tvm_ext.picker.perf import pieces
 from tvm_ext.tile import TileGraph, encode_plan
 from tvm_ext.tile.shift import plan_shifts
@@ -193,9 +193,14 @@ def test_small_operators_run_on_one_core(name: str, machine: str) -> None:
 
 def test_rows_are_shared_out_where_columns_would_be_a_little_quicker_alone() -> None:
     """55 rows by 14 columns make 112 register tiles, 55 columns cut in two 110."""
-    graph, hw = conv(55, 55, 64, 32, kernel=1), msgspec.structs.replace(get(MACHINES[0]), cores=2)
-    best = pick(graph, hw)[0].plan
-    assert best.at("core").extents[:3] == (1, 28, 55)
+    graph, hw = conv(55, 55, 128, 32, kernel=1), msgspec.structs.replace(get(MACHINES[0]), cores=2)
+    best, alone = pick(graph, hw)[0], pick(graph, hw, alone=True)[0]
+    assert best.plan.at("core").extents[:3] == (1, 28, 55)
+    assert alone.plan.at("core").extents[:3] == (1, 55, 28)
+    assert exchange_us(graph, best.plan, hw) == 0
+    dearer_us = exchange_us(graph, alone.plan, hw)
+    assert alone.estimate.latency_us <= best.estimate.latency_us
+    assert best.estimate.latency_us <= alone.estimate.latency_us + dearer_us
 
 
 @pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])

@@ -134,6 +134,19 @@ def test_a_search_ends_better_than_it_began_and_is_reproducible() -> None:
     assert list(search("conv_prime", 4, seed=1).measured) != list(space.measured)
 
 
+def test_the_best_is_the_one_that_costs_least_with_what_it_costs_others() -> None:
+    graph = GRAPHS["conv_large"]
+    first, second = (candidate.plan for candidate in pick(graph, HARDWARE, 2))
+    beside = {first: 5.0, second: 0.0}
+    space = TaskSpace(
+        graph, HARDWARE, [first], lambda g, p: predict(g, p, HARDWARE), beside_us=beside.__getitem__
+    )
+    space.take(first, 10.0)
+    space.take(second, 12.0)
+    assert space.best == second
+    assert space.best_us == 12.0
+
+
 def test_plans_that_fail_are_never_best() -> None:
     space = space_of("conv_large")
     for plan in space.propose(4, CostModel()):

@@ -11,7 +11,7 @@
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import Candidate, Estimate, estimate
+from tvm_ext.picker.perf import Candidate, Estimate, estimate, exchange_us
 from tvm_ext.picker.pick import pick
 from tvm_ext.picker.predict import predict
 from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
@@ -21,6 +21,7 @@ __all__ = [
     "Candidate",
     "Estimate",
     "estimate",
+    "exchange_us",
     "packed_bytes",
     "pick",
     "predict",

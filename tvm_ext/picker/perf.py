@@ -208,31 +208,38 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 
-def in_company(graph: TileGraph, ranked: list[Candidate], hw: HardwareModel) -> list[Candidate]:
-    """The candidates with the one first that is best between other kernels; of those that the model
-    does not tell apart, the one that writes fewest pieces of memory.
-
-    Kernels share their outermost axis out where they can, and what a core has written the next
-    kernel finds in its cache. Tasks cut otherwise read and leave data that other cores have or want
-    (27 x 27 by 1 x 1 cut across its rows: 72 us, between: 50).
-    """
+def in_company(
+    graph: TileGraph, ranked: list[Candidate], hw: HardwareModel, *, alone: bool = False
+) -> list[Candidate]:
+    """The candidates with the one first that is best between other kernels, or `alone`; of those
+    that the model does not tell apart, the one that writes fewest pieces of memory."""
     if not ranked or ranked[0].plan.rule != "tile":
         return ranked
     tiles = [candidate for candidate in ranked if candidate.plan.rule == "tile"]
-    times = [one.estimate.latency_us + _handed_on_us(graph, one.plan, hw) for one in tiles]
+    times = [one.estimate.latency_us for one in tiles]
+    if not alone:
+        times = [
+            us + exchange_us(graph, one.plan, hw) for one, us in zip(tiles, times, strict=True)
+        ]
     close = [one for one, us in zip(tiles, times, strict=True) if us <= TOLD_APART * min(times)]
     nodes = graph.nodes
     first = min(close, key=lambda one: pieces(nodes[one.plan.anchor], one.plan.at("core")))
     return [first, *(candidate for candidate in ranked if candidate is not first)]
 
 
-def _handed_on_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
-    """Time of exchanging activations with the kernels before and after, as far as caches of a core
-    hold them; none if the tasks of a core are next to each other along the outermost axis."""
+def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """What a plan costs the kernels before and after it: activations that other cores have or want,
+    as far as caches of a core hold them.
+
+    Kernels share their outermost axis out where they can, and what a core has written the next
+    kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
+    (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50).
+    """
+    if plan.rule != "tile" or plan.also or not plan.parallel:
+        return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
-    cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
-    if not plan.parallel or cut == long[:1]:
+    if [axis for axis in long if core.extents[axis] < node.axes[axis].extent] == long[:1]:
         return 0.0
     own_bytes = max((level.size_bytes for level in hw.levels[:-1] if not level.shared), default=0)
     exchanged = min(graph.io_bytes - packed_bytes(graph, node), own_bytes * hw.cores)

@@ -65,19 +65,26 @@ SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
 
-def pick(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[Candidate]:
-    """The best `count` plans for a group, best first; empty if no stage can be planned."""
+def pick(
+    graph: TileGraph, hardware: HardwareModel, count: int = 1, *, alone: bool = False
+) -> list[Candidate]:
+    """The best `count` plans for a group, best first; empty if no stage can be planned.
+
+    alone  whether the kernel will run by itself, not between others of a model
+    """
     if hardware.kind == "cuda":
         return pick_blocks(graph, hardware, count)
     pieces = cut(graph)
     if len(pieces) > 1:
-        return pick_pieces(pieces, hardware, count)
-    return pick_piece(graph, hardware, count)
+        return pick_pieces(pieces, hardware, count, alone=alone)
+    return pick_piece(graph, hardware, count, alone=alone)
 
 
-def pick_pieces(pieces: tuple[Piece, ...], hardware: HardwareModel, count: int) -> list[Candidate]:
+def pick_pieces(
+    pieces: tuple[Piece, ...], hardware: HardwareModel, count: int, *, alone: bool = False
+) -> list[Candidate]:
     """The best plan of every piece together, then those with another plan for one piece."""
-    found = [pick_piece(piece.graph, hardware, count) for piece in pieces]
+    found = [pick_piece(piece.graph, hardware, count, alone=alone) for piece in pieces]
     if not all(found):
         return []
     best = [candidates[0] for candidates in found]
@@ -94,7 +101,9 @@ def pick_pieces(pieces: tuple[Piece, ...], hardware: HardwareModel, count: int) 
     return sorted(whole, key=_latency)[:count]
 
 
-def pick_piece(graph: TileGraph, hardware: HardwareModel, count: int) -> list[Candidate]:
+def pick_piece(
+    graph: TileGraph, hardware: HardwareModel, count: int, *, alone: bool = False
+) -> list[Candidate]:
     """The best plans for a group of which one stage, or one chain of stages, is tiled."""
     anchor = choose_anchor(graph)
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
@@ -116,7 +125,8 @@ def pick_piece(graph: TileGraph, hardware: HardwareModel, count: int) -> list[Ca
     ranked = sorted([*inside, *ranked], key=_latency)
     held_up = [one for one in ranked if _unhindered(one) < _latency(ranked[0])]
     side = [other for one in held_up for other in side_by_side(graph, one, hardware)]
-    return in_company(graph, sorted([*side, *ranked], key=_latency), hardware)[:count]
+    ranked = sorted([*side, *ranked], key=_latency)
+    return in_company(graph, ranked, hardware, alone=alone)[:count]
 
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -93,15 +93,21 @@ class Database:
         """What the tasks compute, by signature, as far as the log says it."""
         return self._graphs
 
-    def best(self, signature: str, fingerprint: str) -> Record | None:
+    def best(
+        self,
+        signature: str,
+        fingerprint: str,
+        beside_us: Callable[[TilePlan], float] = lambda plan: 0.0,
+    ) -> Record | None:
         """The plan with the lowest median latency, the earliest of equals; None without one.
+        `beside_us` is what a plan costs that no measurement of it alone shows.
 
         A plan that was measured several times is judged by the median over all its records, so a
         lucky first measurement does not stand against later ones; one that ever failed is out. The
         record returned is the plan's latest.
         """
         latency_us = self.typical(signature, fingerprint)
-        plan = min(latency_us, key=lambda plan: latency_us[plan], default=None)
+        plan = min(latency_us, key=lambda plan: latency_us[plan] + beside_us(plan), default=None)
         if plan is None or latency_us[plan] == float("inf"):
             return None
         return next(r for r in reversed(self.records(signature, fingerprint)) if r.plan == plan)

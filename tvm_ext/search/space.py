@@ -8,7 +8,7 @@ sees more than its own favourites.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -88,6 +88,7 @@ class TaskSpace:
     picked   the picker's plans, best first: the first one is to be measured before any other
     predict  the performance model
     rules    sketch rules of the user's own
+    beside_us  what a plan costs that no measurement of it alone shows
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class TaskSpace:
         predict: Predict,
         seed: int = 0,
         rules: Sequence[SketchRule] = (),
+        beside_us: Callable[[TilePlan], float] = lambda plan: 0.0,
     ) -> None:
         self.name = graph.signature
+        self._beside_us = beside_us
         self._random = random.Random(f"{seed} {graph.signature}")
         self.pieces: tuple[Piece, ...] = cut(graph)
         self._spaces = [
@@ -112,13 +115,17 @@ class TaskSpace:
     @property
     def best(self) -> TilePlan:
         """The fastest plan so far; the picker's first before any worked."""
-        plan = min(self.measured, key=lambda plan: self.measured[plan], default=self.picked[0])
+        plan = min(
+            self.measured,
+            key=lambda plan: self.measured[plan] + self._beside_us(plan),
+            default=self.picked[0],
+        )
         return plan if np.isfinite(self.measured.get(plan, np.inf)) else self.picked[0]
 
     @property
     def best_us(self) -> float:
         """Its latency; infinite before any worked."""
-        return min(self.measured.values(), default=float("inf"))
+        return self.measured.get(self.best, float("inf"))
 
     def take(self, plan: TilePlan, latency_us: float) -> None:
         """A measurement; infinite if the plan failed."""

@@ -143,6 +143,7 @@ def test_a_task_in_figures() -> None:
     text = batch_line(line(), 7, 64)
     for word in ("7/64", "conv2d", "20.0 us", "100 GFLOP/s", "50% of roof", "1 failed"):
         assert word in text
+    assert batch_line(line(), 7, None).startswith("trial 7  ")
 
 
 def test_the_table_shows_the_longest_tasks_and_counts_the_others() -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.report.text import us_text
-from tvm_ext.report.tune_table import TaskLine, batch_line, tune_table
+from tvm_ext.report.tune_table import TaskLine, batch_line, count_text, tune_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -23,11 +23,11 @@ FRAME_ROWS = 7
 class Watcher:
     """What `tune` calls after every batch. `lines` holds the tasks as they last were.
 
-    trials  how many are allowed in all
+    trials  how many are allowed in all; None for no limit
     quiet   print nothing
     """
 
-    def __init__(self, model: str, trials: int, quiet: bool) -> None:
+    def __init__(self, model: str, trials: int | None, quiet: bool) -> None:
         self.lines: list[TaskLine] = []
         self.done = 0
         self._model = model
@@ -44,7 +44,8 @@ class Watcher:
 
             console = Console(stderr=True, markup=False, highlight=False, emoji=False)
             self._screen.enter_context(Live(self, console=console, transient=True))
-        self._say(f"tuning {self._model}, up to {self._trials} trials")
+        limit = f", up to {self._trials} trials" if self._trials else ""
+        self._say(f"tuning {self._model}{limit}")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,9 +70,9 @@ class Watcher:
             return
         known = sum(line.trials > 0 for line in self.lines)
         total = us_text(sum(line.weight_us for line in self.lines))
+        count = count_text(self.done, self._trials)
         yield (
-            f"trial {self.done}/{self._trials}  {known} of {len(self.lines)} tasks tried  "
-            f"model at least {total} us"
+            f"trial {count}  {known} of {len(self.lines)} tasks tried  model at least {total} us"
         )
         yield tune_table(self.lines, max(1, console.height - FRAME_ROWS))
 

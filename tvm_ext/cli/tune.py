@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ from tvm_ext.report.text import draw, us_text
 from tvm_ext.report.tune_table import failures, tune_table
 from tvm_ext.search.task_scheduler import Objective
 
+TRIALS = 200
+"""Trials where neither time nor a goal ends the search."""
 IMPORTS = "from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan"
 
 
@@ -54,9 +57,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--trials",
         type=positive,
-        default=200,
         metavar="N",
-        help="measurements in all, those in the log included (200)",
+        help=f"measurements in all, those in the log included ({TRIALS}; with --time or --goal "
+        "no limit)",
     )
     parser.add_argument(
         "--time", type=duration_s, metavar="10m", help="stop measuring after so long (no limit)"
@@ -104,13 +107,14 @@ def work(args: argparse.Namespace) -> Answer:
     outputs = [check_output(args.output or f"{Path(m).stem}.so", ".so") for m in args.model]
     shapes = shapes_of(args.shape)
     started = time.monotonic()
-    with Watcher(", ".join(args.model), args.trials, quiet=args.json) as watcher:
+    trials = args.trials or (None if args.time or args.goal else TRIALS)
+    with Watcher(", ".join(args.model), trials, quiet=args.json) as watcher:
         from tvm_ext.tuner import tune_all
 
         tuned = tune_all(
             args.model,
             args.target,
-            trials=args.trials,
+            trials=trials or sys.maxsize,
             log=args.log,
             time_budget_s=args.time,
             objective=args.objective,

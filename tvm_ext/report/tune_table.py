@@ -86,10 +86,15 @@ def tune_table(lines: Sequence[TaskLine], rows: int | None = None) -> Table:
     return drawn
 
 
-def batch_line(line: TaskLine, done: int, trials: int) -> str:
+def count_text(done: int, trials: int | None) -> str:
+    """Trials made, of those allowed if there is a limit."""
+    return f"{done}/{trials}" if trials else str(done)
+
+
+def batch_line(line: TaskLine, done: int, trials: int | None) -> str:
     """One task after a batch, for output that is not a terminal."""
     parts = [
-        f"trial {done}/{trials}",
+        f"trial {count_text(done, trials)}",
         f"{line.kind} {short(line.signature)}",
         f"best {us_text(line.best_us)} us",
         f"{gflops_text(line.flops, line.best_us)} GFLOP/s",

@@ -84,6 +84,15 @@ def test_the_picker_reads_padding_in_place_and_the_values_stay(name: str, machin
     np.testing.assert_allclose(values(func, plan), values(func, copied), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [576, 960])
+def test_a_plan_chosen_for_its_place_reads_padding_in_place_as_well(channels: int) -> None:
+    """7 rows on two cores: plans that cut channels are quicker alone, and crowd the others out."""
+    prepared = prepare(depthwise(7, channels, 3, 1, 1))
+    assert prepared is not None
+    plan = pick(prepared.graph, replace(get("cpu/x86-avx512"), cores=2))[0].plan
+    assert Attach(0, "register") in plan.attach
+
+
 def test_padding_along_the_vectors_is_copied() -> None:
     func = window_of_channels(64, 192)
     plan = chosen(func, "cpu/x86-avx512")

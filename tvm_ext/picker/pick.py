@@ -120,7 +120,7 @@ def pick_piece(
         found = [rows] if rows else list(tile_plans(graph, anchor, hardware, max(count, 1)))
     if split := split_plan(graph, anchor, hardware):
         found.append(split)
-    ranked = sorted(found, key=_latency)
+    ranked = in_company(graph, sorted(found, key=_latency), hardware, alone=alone)
     inside = [other for best in ranked[:ATTACHED] for other in attached(graph, best, hardware)]
     ranked = sorted([*inside, *ranked], key=_latency)
     held_up = [one for one in ranked if _unhindered(one) < _latency(ranked[0])]

@@ -109,6 +109,19 @@ def uses(expr: Any, variable: Any) -> bool:
     return any(found)
 
 
+def loop_with(loop: Any, body: Any, annotations: Any = None) -> Any:
+    """The loop around another body, with other annotations if they are given."""
+    kept = loop.annotations if annotations is None else annotations
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept
+    )
+
+
+def sums_up(block: Any) -> bool:
+    """Whether a block has an axis that it reduces over."""
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+
+
 def prefetch_line(buffer: Any, position: Any) -> Any:
     """A statement that asks for the cache line at a flat position of a buffer, to be kept in L2.
     The position may lie outside: a request for no memory is ignored."""
@@ -283,6 +296,7 @@ __all__ = [
     "element_bytes",
     "ir",
     "is_scheduled",
+    "loop_with",
     "mark_scheduled",
     "op_name",
     "opaque",
@@ -295,6 +309,7 @@ __all__ = [
     "structural_map",
     "structural_walk",
     "substitute",
+    "sums_up",
     "te",
     "tirx",
     "topi",

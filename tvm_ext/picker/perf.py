@@ -184,7 +184,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         node.axes[axis].extent // core.extents[axis] if moved is None else counts[axis]
         for axis in node.space
     )
-    first = _task(graph, node, plan, core, hw, min(cores, whole))
+    first = _task(graph, node, plan, core, hw, min(cores, whole), moved or ())
     waves = ceil(whole / cores)
     compute_us, memory_us, bound = first.compute_us * waves, first.memory_us * waves, first.bound
     task_cycles = TASK_CYCLES + PIECE_CYCLES * pieces(node, core)
@@ -266,9 +266,14 @@ class _Task(NamedTuple):
 
 
 def _task(
-    graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, hw: HardwareModel, cores: int
+    graph: TileGraph,
+    node: TileNode,
+    plan: TilePlan,
+    core: Tile,
+    hw: HardwareModel,
+    cores: int,
+    shifted: tuple[int, ...] = (),
 ) -> _Task:
-    shifted = plan_shifts(graph, plan) or ()
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     memory_us, stall_us, bound = 0.0, 0.0, "compute"

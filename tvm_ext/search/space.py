@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -102,7 +103,7 @@ class TaskSpace:
         beside_us: Callable[[TilePlan], float] = lambda plan: 0.0,
     ) -> None:
         self.name = graph.signature
-        self._beside_us = beside_us
+        self._beside_us = cache(beside_us)
         self._random = random.Random(f"{seed} {graph.signature}")
         self.pieces: tuple[Piece, ...] = cut(graph)
         self._spaces = [

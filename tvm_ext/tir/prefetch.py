@@ -25,9 +25,11 @@ from tvm_ext.tir.read import loads
 from tvm_ext.tvm_api import (
     PrimFunc,
     element_bytes,
+    loop_with,
     prefetch_line,
     structural_map,
     substitute,
+    sums_up,
     tirx,
     uses,
 )
@@ -35,10 +37,6 @@ from tvm_ext.tvm_api import (
 LINE_BYTES = 64
 MAX_LINES = 8
 """Lines one step may ask for; beyond it the requests themselves would hold up the loop."""
-_SERIAL, _VECTOR = 0, 2
-"""Values of `tirx.For.kind`."""
-_REDUCE = 2
-"""Value of `IterVar.iter_type`."""
 
 
 def with_prefetch(func: PrimFunc) -> PrimFunc:
@@ -56,15 +54,7 @@ def with_prefetch(func: PrimFunc) -> PrimFunc:
         for variable, statements in requests:
             if loop.loop_var.same_as(variable):
                 body = tirx.SeqStmt([*statements, loop.body])
-                return tirx.For(
-                    loop.loop_var,
-                    loop.min,
-                    loop.extent,
-                    loop.kind,
-                    body,
-                    loop.thread_binding,
-                    loop.annotations,
-                )
+                return loop_with(loop, body)
         return loop
 
     return func.with_body(structural_map(func.body, [(tirx.For, insert)], order="post"))
@@ -80,7 +70,7 @@ def _reductions(statement: Any, loops: list[Any]) -> Iterator[tuple[list[Any], A
             yield from _reductions(part, loops)
     elif kind == "SBlockRealize":
         block = statement.block
-        if any(iv.iter_type == _REDUCE for iv in block.iter_vars):
+        if sums_up(block):
             yield loops, statement
         elif block.name_hint == "root":
             yield from _reductions(block.body, loops)
@@ -90,10 +80,10 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     """The loop variable of the innermost step, and the statements to run in each of its steps."""
     block = realize.block
     bound = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
-    reduced = [bound[iv.var] for iv in block.iter_vars if iv.iter_type == _REDUCE]
+    reduced = [bound[iv.var] for iv in block.iter_vars if iv.iter_type == tirx.IterVar.CommReduce]
     over = [loop for loop in loops if any(uses(value, loop.loop_var) for value in reduced)]
-    sweep = [loop for loop in over if int(loop.kind) == _SERIAL]
-    if not sweep or int(loops[-1].kind) != _VECTOR:
+    sweep = [loop for loop in over if loop.kind == tirx.ForKind.SERIAL]
+    if not sweep or loops[-1].kind != tirx.ForKind.VECTORIZED:
         return None
     outside = loops[: loops.index(sweep[0])]
     inside = loops[loops.index(sweep[0]) :]
@@ -133,7 +123,7 @@ def _passes(outside: list[Any], indices: list[Any]) -> list[Any]:
     passes: list[Any] = []
     for loop in reversed(outside):
         moves = any(uses(index, loop.loop_var) for index in indices)
-        if int(loop.kind) != _SERIAL or (moves and int(loop.extent) > 1):
+        if loop.kind != tirx.ForKind.SERIAL or (moves and int(loop.extent) > 1):
             break
         if not moves:
             passes.insert(0, loop)
@@ -149,7 +139,7 @@ def _next_panel(outside: list[Any], indices: list[Any]) -> dict[Any, Any]:
     chosen: list[Any] = []
     for loop in reversed(outside):
         moves = any(uses(index, loop.loop_var) for index in indices)
-        if int(loop.kind) != _SERIAL or (chosen and not moves and int(loop.extent) > 1):
+        if loop.kind != tirx.ForKind.SERIAL or (chosen and not moves and int(loop.extent) > 1):
             break
         if moves and int(loop.extent) > 1:
             chosen.insert(0, loop)

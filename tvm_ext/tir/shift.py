@@ -20,10 +20,12 @@ from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,
     ir,
+    loop_with,
     s_tir,
     structural_map,
     structural_walk,
     substitute,
+    sums_up,
     tirx,
     uses,
 )
@@ -34,10 +36,7 @@ PARTITION = "pragma_loop_partition_hint"
 """Annotation of a loop whose tail TVM makes a loop of its own."""
 TILE = "tvm_ext.tile"
 """Annotation of the innermost loop over its register tiles."""
-_VECTOR, _UNROLLED = 2, 3
-"""Values of `tirx.For.kind`."""
-_REDUCE = 2
-"""Value of `IterVar.iter_type`."""
+_IN_A_TILE = (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED)
 
 
 def with_shifts(func: PrimFunc) -> PrimFunc:
@@ -55,7 +54,7 @@ def with_shifts(func: PrimFunc) -> PrimFunc:
 def _rewritten(loop: Any) -> Any:
     tiles = _marked(loop, TILE)[0]
     loops = _found(loop, tirx.For)
-    inside = [inner for inner in loops if int(inner.kind) in (_VECTOR, _UNROLLED)]
+    inside = [inner for inner in loops if inner.kind in _IN_A_TILE]
     parted = [inner.loop_var for inner in _marked(loop, PARTITION)]
     analyzer = Analyzer()
     for inner in loops:
@@ -66,7 +65,7 @@ def _rewritten(loop: Any) -> Any:
         if not any(block.same_as(other) for other in sharing):
             moved[block.block] = _with(block, _bounds(block, inside, [], analyzer), analyzer)
     bounds = {block.block: _bounds(block, inside, parted, analyzer) for block in sharing}
-    anchor = next((one for one in sharing if _adds_up(one)), sharing[0])
+    anchor = next((one for one in sharing if sums_up(one.block)), sharing[0])
     tile = [bound for bound in bounds[anchor.block] if bound.cuts_tile]
     reached = [bound.first < bound.extent for bound in tile]
     for block in sharing:
@@ -93,10 +92,6 @@ def _rewritten(loop: Any) -> Any:
     return _unmarked(loop, structural_map(body, [(tirx.For, rewrite)], order="post"), SHIFT)
 
 
-def _adds_up(realize: Any) -> bool:
-    return any(int(var.iter_type) == _REDUCE for var in realize.block.iter_vars)
-
-
 def _holds(term: Any) -> bool:
     return isinstance(term, tirx.IntImm) and bool(term.value)
 
@@ -113,10 +108,7 @@ def _marked(root: Any, mark: str) -> list[Any]:
 
 def _unmarked(loop: Any, body: Any, mark: str) -> Any:
     """The loop with another body, without a mark."""
-    kept = {name: value for name, value in loop.annotations.items() if name != mark}
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept
-    )
+    return loop_with(loop, body, {k: v for k, v in loop.annotations.items() if k != mark})
 
 
 class _Bound(NamedTuple):

@@ -83,11 +83,22 @@ def test_an_image_is_moved_back_and_its_packed_channels_are_not() -> None:
     assert [shiftable(graph, node, axis) for axis in node.space] == [True, True, True, False]
 
 
-def test_a_copy_must_hold_several_register_tiles() -> None:
-    def moved(core: int, **more: object) -> tuple[int, ...] | None:
+@pytest.mark.parametrize(
+    ("core", "inside"),
+    [
+        (64, False),  # every core tile is one register tile
+        (128, True),  # the last core tile, 116 columns, holds the moved one
+        (448, False),  # of the last core tile 52 columns are left, less than the tile needs
+        (500, True),
+    ],
+)
+def test_what_is_copied_for_a_core_tile_holds_its_moved_tile(core: int, inside: bool) -> None:
+    """One that began in another core tile read what another thread was still copying."""
+
+    def moved(**more: object) -> tuple[int, ...] | None:
         tiles = zip(("core", "register"), columns(core, 64), strict=True)
         levels = tuple(LevelTile(level, tile) for level, tile in tiles)
         return plan_shifts(PLAIN, TilePlan("tile", 0, levels, (0, 1, 2), 1, 16, 4, **more))  # type: ignore[arg-type]
 
-    assert moved(64) == moved(128) == moved(128, staged=(1,)) == (COLUMNS,)
-    assert moved(64, staged=(1,)) is moved(64, attach=(Attach(1, "core"),)) is None
+    assert moved() == (COLUMNS,)
+    assert moved(staged=(1,)) == moved(attach=(Attach(1, "core"),)) == (moved() if inside else None)

@@ -75,15 +75,16 @@ def shifts(
 def plan_shifts(graph: TileGraph, plan: TilePlan) -> tuple[int, ...] | None:
     """`shifts` of a plan's anchor; None for rules whose tails are others'.
 
-    What is copied for a core tile must hold all its register tiles: one alone is not moved.
+    What is copied for a core tile must hold all its register tiles: one whose core tile is shorter
+    is not moved, it would read what another core may not have copied yet.
     """
     if plan.rule != "tile":
         return None
     node, core, register = graph.nodes[plan.anchor], plan.at("core"), plan.at("register")
     moved = shifts(graph, node, core, register, plan.lanes)
     copies = bool(plan.staged) or any(entry.level == "core" for entry in plan.attach)
-    alone = any(
-        core.extents[axis] < node.axes[axis].extent and core.extents[axis] == register.extents[axis]
+    left = any(
+        0 < node.axes[axis].extent % core.extents[axis] < register.extents[axis]
         for axis in moved or ()
     )
-    return None if copies and alone else moved
+    return None if copies and left else moved

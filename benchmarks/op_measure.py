@@ -21,7 +21,8 @@ from tvm_ext.hardware import resolve
 from tvm_ext.hardware.roofline import roof
 from tvm_ext.measure import Failure, Measurer, Outcome
 from tvm_ext.measure.build import Built, build
-from tvm_ext.measure.sandbox import Limits, run_forked
+from tvm_ext.measure.runner import Runner
+from tvm_ext.measure.sandbox import Limits
 from tvm_ext.planner import Planned, Task, next_option, plan_task
 from tvm_ext.tile import show_plan
 from tvm_ext.tuner import tune_tir
@@ -172,23 +173,20 @@ class Bench:
         row: Row,
         others: int = 0,
     ) -> float | None:
-        """Runs kernels in turn, each time in a child of its own: ours (the picker's, then the
-        search's if there was one) and `others`. Ours go into the row, the latency of the last
-        kernel is returned.
+        """Runs kernels in turn: ours (the picker's, then the search's if there was one) and
+        `others`. Ours go into the row, the latency of the last kernel is returned.
 
         A kernel must be right every time: its first failure is kept in its latency's place. The row
         also keeps how many cores other programs used meanwhile.
         """
-        job, inputs = jobs.of(func), jobs.inputs()
+        job = jobs.of(func)
         limits = Limits(max(MIN_TIMEOUT_S, SLOW_FACTOR * row.predicted_us / 1e6))
         outcomes: list[list[Outcome]] = [[] for _ in kernels]
         start, before_s = time.perf_counter(), busy_s() - tree_s()
-        for _ in range(ROUNDS):
-            for kernel, found in zip(kernels, outcomes, strict=True):
-                if isinstance(kernel, Failure):
-                    found.append(Outcome(failure=kernel))
-                else:
-                    found.append(run_forked(kernel, job, inputs, limits, float("inf")))
+        with Runner([(kernel, job) for kernel in kernels], limits) as runner:
+            for _ in range(ROUNDS):
+                for place, found in enumerate(outcomes):
+                    found.append(runner.run(place))
         others_s = busy_s() - tree_s() - before_s
         row.others_cores = max(row.others_cores, others_s / (time.perf_counter() - start))
         ours = outcomes[: len(outcomes) - others]

@@ -38,6 +38,13 @@ def hang(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
 
 
 @T.prim_func(s_tir=True)
+def vandal(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
+    for i in T.serial(N):
+        B[i] = T.float32(0)
+        A[i] = T.float32(0)
+
+
+@T.prim_func(s_tir=True)
 def half_written(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
     for i in T.serial(N // 2):
         B[i] = A[i] * T.float32(2)

@@ -24,12 +24,13 @@ from measure_case import (
     timed,
     triple,
     uninitialised_max,
+    vandal,
 )
 
-from tvm_ext.measure import sandbox
+from tvm_ext.measure import runner, sandbox
 from tvm_ext.measure.build import Built, build_many
 from tvm_ext.measure.inputs import Argument, make_inputs
-from tvm_ext.measure.job import Job, OutputCheck
+from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
 from tvm_ext.measure.run import Measurer
 from tvm_ext.measure.sandbox import Limits
 
@@ -55,6 +56,39 @@ def test_every_failure_has_its_kind_and_the_batch_goes_on(measurer):
     assert [outcome.failure.kind for outcome in outcomes[1::2]] == list(bad)
     assert all(outcome.latency_us == () for outcome in outcomes[1::2])
     assert all("\n" not in outcome.failure.message for outcome in outcomes[1::2])
+
+
+def test_a_kernel_does_not_pay_for_what_another_did_to_its_inputs(measurer):
+    good, bad = job(double, checked=True), job(vandal)
+    assert measurer.verify([good, bad, good, bad, good]) == [None] * 5
+    assert measurer.verify([bad, job(triple, checked=True)])[1].kind == "wrong"
+
+
+def test_kernels_of_a_batch_share_a_child_until_one_fails(monkeypatch):
+    forks = []
+    monkeypatch.setattr(runner, "_Child", lambda *args: forks.append(Scripted()) or forks[-1])
+
+    class Scripted:
+        """A child that fails as it is told to by the number of a case."""
+
+        def ask(self, place, best_us):
+            kinds = {1: "wrong", 2: "launch", 3: "hang"}
+            return Outcome(failure=Failure(kinds[place], "")) if place in kinds else Outcome((1.0,))
+
+        def end(self):
+            pass
+
+    cases = [(Built.__new__(Built), job(double))] * 5
+    with runner.Runner(cases, Limits(1.0)) as running:
+
+        def forked_by(place):
+            before = len(forks)
+            running.run(place)
+            return len(forks) - before
+
+        assert [forked_by(place) for place in (0, 0, 4)] == [1, 0, 0]
+        assert forked_by(1) == 1, "tried again by itself, which counts"
+        assert [forked_by(place) for place in (1, 0, 2, 0, 3)] == [1, 1, 0, 1, 0]
 
 
 def test_lone_candidate_is_repeated(measurer):

@@ -4,11 +4,12 @@
     inputs   Argument, make_inputs: the data of a job, the same wherever it is made
     run      Measurer: what callers use
     remote   the worker process seen from the tuner
-    worker   the worker process seen from inside: compile a batch, fork a child per kernel
+    worker   the worker process seen from inside: compile a batch, have it run
     build    PrimFunc to machine code, on several threads
-    sandbox  verify and time one kernel in a forked child
+    runner   a forked child for the kernels of a batch, another where one ends it
+    sandbox  what it does with each: verify and time
 
-Way of a job: Measurer -> remote -> worker -> build -> sandbox -> Outcome back.
+Way of a job: Measurer -> remote -> worker -> build -> runner -> sandbox -> Outcome back.
 
 The same on other machines, through TVM's RPC (docs/fleet.md):
 

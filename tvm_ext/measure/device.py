@@ -15,7 +15,7 @@ from multiprocessing import active_children
 import tvm_ffi
 from tvm.rpc import base, server, tracker
 
-from tvm_ext.measure.sandbox import _part_threads
+from tvm_ext.measure.sandbox import part_threads
 from tvm_ext.measure.tracker import split_address
 
 ALARM = "tvm_ext.alarm"
@@ -34,7 +34,7 @@ def serve_device(
     """
     logging.getLogger("RPCServer").setLevel(logging.WARNING)
     tvm_ffi.register_global_func(ALARM, _set_alarm)
-    tvm_ffi.register_global_func(PART_THREADS, _part_threads)
+    tvm_ffi.register_global_func(PART_THREADS, part_threads)
     # Ctrl-C reaches the whole terminal group; a session is ended below, without a traceback.
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGINT, signal.SIG_IGN))
     home, port = os.getcwd(), listener.getsockname()[1]

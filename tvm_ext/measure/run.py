@@ -18,7 +18,7 @@ class Measurer:
     """Compiles, verifies and times kernels on this machine, alone on it while it times.
 
     The work is done by one worker process, started at first use, which compiles on
-    `build_workers` threads and then runs each kernel in a forked child of its own. The calling
+    `build_workers` threads and then runs the kernels in a forked child. The calling
     process may have run kernels before, and sleeps meanwhile. A candidate that crashes, hangs or
     brings the compiler down fails by itself; the batch goes on.
 

@@ -1,24 +1,18 @@
-"""Verify and time one compiled kernel in a forked child, so that a crash or a hang costs only it.
-
-Call this only in a process that never launched a parallel kernel: TVM's pool threads do not
-survive a fork, and a child of a process that has them would wait for them for ever.
-"""
+"""Verify and time one compiled kernel, in a process that may end over it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import signal
-import traceback
 from math import ceil, prod
 from time import perf_counter
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from tvm_ext.measure.build import Built, one_line
+from tvm_ext.measure.build import one_line
 from tvm_ext.measure.inputs import Argument, numpy_dtype
 from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
 from tvm_ext.tvm_api import tvm
@@ -46,53 +40,6 @@ class Limits(msgspec.Struct, frozen=True):
     timed: bool = True
 
 
-def run_forked(
-    built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
-) -> Outcome:
-    """Fork, run `built` on `inputs` (TVM tensors, shared copy-on-write), return what came of it.
-
-    The child owns a fresh thread pool and dies with the kernel: by the kernel's own signal
-    (`crash`) or by the alarm set before each stage (`hang`), which needs no help from the kernel.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _child(writer, built, job, inputs, limits, best_us)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        answer = stream.read()
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status):
-        return Outcome(failure=_ended_by(signal.Signals(os.WTERMSIG(status)), limits))
-    if not answer:
-        return Outcome(failure=Failure("crash", f"kernel ended its process, status {status}"))
-    outcome = pickle.loads(answer)
-    if isinstance(outcome, str):
-        raise RuntimeError(f"measuring a kernel failed in its child\n{outcome}")
-    return outcome
-
-
-def _ended_by(number: signal.Signals, limits: Limits) -> Failure:
-    if number == signal.SIGALRM:
-        return Failure("hang", f"kernel did not return within {limits.timeout_s:g} s")
-    return Failure("crash", f"kernel was ended by {number.name}")
-
-
-def _child(
-    writer: int, built: Built, job: Job, inputs: list[Any], limits: Limits, best_us: float
-) -> NoReturn:
-    try:
-        _part_threads()
-        kernel = _Local(built, limits)
-        answer: Outcome | str = verify_and_time(kernel, job, inputs, limits, best_us)
-    except BaseException:
-        answer = traceback.format_exc()
-    with os.fdopen(writer, "wb") as stream:
-        pickle.dump(answer, stream)
-    os._exit(0)
-
-
 class Kernel(Protocol):
     """A kernel that can be called, here or on another machine."""
 
@@ -115,28 +62,6 @@ class Kernel(Protocol):
 
     def fetch(self, outputs: list[Any]) -> list[np.ndarray]:
         """What stands in its outputs."""
-
-
-class _Local:
-    """A kernel of this process."""
-
-    refusal: type[Exception] = Exception
-    alive = True
-
-    def __init__(self, built: Built, limits: Limits) -> None:
-        self.module, self._main, self._limits = built.module, built.main, limits
-
-    def __call__(self, *tensors: Any) -> None:
-        self._main(*tensors)
-
-    def outputs(self, arguments: tuple[Argument, ...], byte: int) -> list[Any]:
-        return filled(arguments, byte)
-
-    def ready(self) -> None:
-        set_alarm(self._limits)
-
-    def fetch(self, outputs: list[Any]) -> list[np.ndarray]:
-        return [tensor.numpy() for tensor in outputs]
 
 
 def verify_and_time(
@@ -221,7 +146,7 @@ def _repeat(
     return tuple(latency_us)
 
 
-def _part_threads() -> None:
+def part_threads() -> None:
     """Start TVM's pool and keep this thread off the cores its workers are pinned to.
 
     TVM lets the calling thread float; started on a worker's core it may share it for tens of
@@ -241,6 +166,11 @@ def set_alarm(limits: Limits, stages: int = 1) -> None:
     """End this process in `timeout_s` a stage unless set anew: SIGALRM's default action stops even
     a kernel that never returns to the interpreter."""
     signal.setitimer(signal.ITIMER_REAL, stages * limits.timeout_s)
+
+
+def clear_alarm() -> None:
+    """This process may wait as long as it likes."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def filled(arguments: tuple[Argument, ...], byte: int) -> list[Any]:

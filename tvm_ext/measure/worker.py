@@ -1,4 +1,4 @@
-"""The measuring process: compiles what it is sent, then runs each kernel in a forked child.
+"""The measuring process: compiles what it is sent, then has the kernels run in a forked child.
 
 It never runs a kernel itself, so it can fork at any time, and machine code that it has compiled
 is there in the child for nothing. `tvm_ext.measure.run.Measurer` starts it and talks to it over a
@@ -7,10 +7,10 @@ socket: requests are (jobs, limits, best_us), answers are tuples whose first wor
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -20,9 +20,10 @@ import msgspec
 import numpy.ma  # noqa: F401 - TVM's evaluator takes medians, which load it: once here, not per child
 
 from tvm_ext.measure.build import Built, Written, build_many
-from tvm_ext.measure.inputs import Argument, make_inputs
-from tvm_ext.measure.job import Failure, Job, Outcome
-from tvm_ext.measure.sandbox import Limits, run_forked
+from tvm_ext.measure.inputs import Argument
+from tvm_ext.measure.job import Failure, Job
+from tvm_ext.measure.runner import Inputs, Runner
+from tvm_ext.measure.sandbox import Limits
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import PrimFunc, tvm
 
@@ -37,11 +38,12 @@ def serve(descriptor: int) -> None:
         # A child that outlived this process would otherwise keep the other side waiting for it.
         os.register_at_fork(after_in_child=connection.close)
         target, workers = connection.recv()
-        kernels = _Kernels(tvm.target.Target(target), workers)
+        kernels, inputs = _Kernels(tvm.target.Target(target), workers), Inputs()
+        gc.freeze()  # what is here for good is not looked through again, nor copied by children
         while True:
             request = connection.recv()
             try:
-                for answer in _batch(connection, kernels, *request):
+                for answer in _batch(connection, kernels, inputs, *request):
                     connection.send(answer)
             except ConnectionError:
                 raise
@@ -53,6 +55,7 @@ def serve(descriptor: int) -> None:
 def _batch(
     connection: Connection,
     kernels: _Kernels,
+    inputs: Inputs,
     jobs: list[Job],
     limits: Limits,
     best_us: float,
@@ -66,21 +69,17 @@ def _batch(
         with lock:
             connection.send(("built" if finished else "building", index))
 
-    built = deque(kernels.of(jobs, notify))
-    inputs = _Inputs()
-    for index, job in enumerate(jobs):
-        written = built.popleft()
-        kernel = written.kernel
-        yield "running", index
-        if isinstance(kernel, Built):
-            kernel = misfit(kernels.func(job), job.arguments) or kernel
-        if isinstance(kernel, Built):
-            outcome = run_forked(kernel, job, inputs.of(job), limits, best_us)
-        else:
-            outcome = Outcome(failure=kernel)
-        outcome = msgspec.structs.replace(outcome, tir_hash=written.tir_hash)
-        best_us = min(best_us, outcome.best_us)
-        yield "outcome", index, outcome
+    written = kernels.of(jobs, notify)
+    fit: list[Built | Failure] = []
+    for job, one in zip(jobs, written, strict=True):
+        unfit = misfit(kernels.func(job), job.arguments) if isinstance(one.kernel, Built) else None
+        fit.append(unfit or one.kernel)
+    with Runner(list(zip(fit, jobs, strict=True)), limits, inputs) as runner:
+        for index, one in enumerate(written):
+            yield "running", index
+            outcome = runner.run(index, best_us)
+            best_us = min(best_us, outcome.best_us)
+            yield "outcome", index, msgspec.structs.replace(outcome, tir_hash=one.tir_hash)
 
 
 class _Kernels:
@@ -125,18 +124,3 @@ def misfit(func: PrimFunc, arguments: tuple[Argument, ...]) -> Failure | None:
     wanted = [(tuple(map(int, p.shape)), str(p.dtype)) for p in func.params]
     given = [(argument.shape, argument.dtype) for argument in arguments]
     return Failure("launch", f"takes {wanted}, is given {given}") if wanted != given else None
-
-
-class _Inputs:
-    """The input tensors of the job at hand; candidates of one task share them."""
-
-    def __init__(self) -> None:
-        self._key: tuple[tuple[Argument, ...], int] | None = None
-        self._tensors: list[Any] = []
-
-    def of(self, job: Job) -> list[Any]:
-        key = (job.arguments, job.seed)
-        if key != self._key:
-            self._tensors = [tvm.runtime.tensor(a) for a in make_inputs(*key)]
-            self._key = key
-        return self._tensors

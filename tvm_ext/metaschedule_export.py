@@ -86,7 +86,7 @@ def _exported(
 ) -> tuple[ExportedTask, Any]:
     """The task's best plan that replays, and its record; None if none does."""
     mark = hardware.fingerprint()
-    latency_us = log.typical(task.signature, mark)
+    latency_us = log.believed(task.signature, mark)
     plans = best_plans(log, task.signature, mark, TRIED)
     reasons: list[str] = [] if plans else ["no plan in the log that works on this hardware"]
     for plan in plans:

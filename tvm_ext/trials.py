@@ -63,7 +63,7 @@ class Trials:
         if not self._measurer.one_machine or yardstick is None or not isfinite(usual_us):
             outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
         else:
-            own = self._job(task, yardstick)
+            own = self._job(task, yardstick, in_full=True)
             before, *outcomes, after = self._measurer.measure([own, *jobs, own], best_us)
             beside = [self._record(task, yardstick, o) for o in (before, after) if not o.failure]
             # of the two the faster: an interruption is no drift
@@ -89,7 +89,7 @@ class Trials:
             TaskGraph(graph=task.graph, signature=task.signature, hardware=mark, hardware_name=name)
         ]
 
-    def _job(self, task: Task, plan: TilePlan) -> Job:
+    def _job(self, task: Task, plan: TilePlan, *, in_full: bool = False) -> Job:
         if task.signature not in self._checks:
             self._checks[task.signature] = tuple(reference_checks(task, self.seed))
         written = len(task.reference.outputs) if task.reference else 1
@@ -100,6 +100,7 @@ class Trials:
             checks=self._checks[task.signature],
             seed=self.seed,
             cold=_has_weights(task),
+            in_full=in_full,
         )
 
     def _record(self, task: Task, plan: TilePlan, outcome: Outcome, drift: float = 1.0) -> Record:

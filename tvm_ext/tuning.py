@@ -210,15 +210,15 @@ class Tuner:
         self.watch(self.tasks, self.done)
 
     def confirm(self, progress: Progress) -> None:
-        """Measures what seems best again until that has been measured more than once: of many
+        """Measures what is promising again until that has been measured more than once: of many
         plans, the luckiest single measurement is not the best."""
         space = progress.space
         for _ in range(CONFIRMED):
-            best = space.best
-            known = best == space.picked[0] or len(self._known(progress, best)) > 1
+            plan = space.promising
+            known = plan == space.picked[0] or len(self._known(progress, plan)) > 1
             if known or self.interrupted or not isfinite(space.best_us):
                 return
-            self.measure(progress, [best] * AGAIN, again=True)
+            self.measure(progress, [plan] * AGAIN, again=True)
 
     def notes(self) -> list[str]:
         """What happened, for the report."""
@@ -282,8 +282,9 @@ class Tuner:
 
     def _take(self, progress: Progress, records: list[Record], *, again: bool = False) -> None:
         database, mark = self._trials.database, self.hardware.fingerprint()
+        believed_us = database.believed(progress.task.signature, mark)
         for plan, latency_us in database.typical(progress.task.signature, mark).items():
-            progress.space.take(plan, latency_us)
+            progress.space.take(plan, latency_us, believed_us[plan])
         for record in records:
             progress.spent.trials += 0 if again else 1
             if record.error is not None:

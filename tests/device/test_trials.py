@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -112,4 +113,34 @@ def test_a_lucky_measurement_is_not_believed(task: Task, tmp_path: Path) -> None
     tuner.search(60, time.monotonic() + 60)
     (progress,) = tuner.tasks
     assert progress.trials == 60
+    assert progress.best_us == pytest.approx(100.0)
+
+
+def test_plans_measured_between_two_bad_moments_are_not_believed(
+    task: Task, tmp_path: Path
+) -> None:
+    """Every plan takes 100 us, but in every other batch the yardstick meets another program, before
+    and after the plans."""
+    batches = itertools.count()
+
+    class Busy(Machine):
+        def measure(self, jobs: Sequence[Job], best_us: float = float("inf")) -> list[Outcome]:
+            *first, last = super().measure(jobs, best_us)
+            assert [job.in_full for job in jobs[:1]] == [len(jobs) > 1], "compared with others"
+            if len(jobs) < 10 or next(batches) % 2:
+                return [*first, last]
+            return [Outcome((140.0,) * 3), *first[1:], Outcome((140.0,) * 3)]
+
+    tuner = Tuner(
+        {task.signature: (task, (1.0,))},
+        HARDWARE,
+        Database.open(tmp_path, create=True),
+        0,
+        measurer=Busy(lambda plan: 100.0),  # type: ignore[arg-type]
+    )
+    tuner.search(60, time.monotonic() + 60)
+    (progress,) = tuner.tasks
+    space = progress.space
+    assert next(batches) > 2
+    assert space.measured[space.promising] < 90.0
     assert progress.best_us == pytest.approx(100.0)

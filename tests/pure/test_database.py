@@ -106,6 +106,21 @@ def test_best_is_the_lowest_median_of_the_working_plans_of_that_machine(log):
     assert database.records() == Database.open(log).records()
 
 
+def test_one_measurement_gets_no_credit_for_a_slow_machine(log):
+    """Plan 2 seems to take 8 us of a machine as fast as usual, plan 3 took 9 us of a fast one."""
+    database = Database.open(log, create=True)
+    once = [record(2, 12.0, drift=1.5), record(3, 9.0, drift=0.9), record(4, None, drift=1.5)]
+    database.append([record(1, 11.0), *once])
+    inf = float("inf")
+    typical = {plan(1): 11.0, plan(2): 8.0, plan(3): 10.0, plan(4): inf}
+    assert database.typical("sig", "aaaa00000000") == pytest.approx(typical)
+    believed = typical | {plan(2): 12.0}
+    assert database.believed("sig", "aaaa00000000") == pytest.approx(believed)
+    assert database.best("sig", "aaaa00000000").plan == plan(3)
+    database.append([record(2, 9.0, drift=1.0)])
+    assert database.best("sig", "aaaa00000000").plan == plan(2), "8.5 us, measured twice"
+
+
 def test_task_with_failures_only_has_no_best(log):
     database = Database.open(log, create=True)
     database.append([record(1, latency=None)])

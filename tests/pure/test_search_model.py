@@ -147,6 +147,17 @@ def test_the_best_is_the_one_that_costs_least_with_what_it_costs_others() -> Non
     assert space.best_us == 12.0
 
 
+def test_what_is_promising_need_not_be_best() -> None:
+    space = space_of("conv_large")
+    first, second = (candidate.plan for candidate in pick(GRAPHS["conv_large"], HARDWARE, 2))
+    assert space.promising == space.best == space.picked[0]
+    space.take(first, 10.0)
+    space.take(second, 8.0, believed_us=12.0)
+    assert (space.promising, space.best, space.best_us) == (second, first, 10.0)
+    space.take(second, 9.0)
+    assert (space.promising, space.best, space.best_us) == (second, second, 9.0)
+
+
 def test_plans_that_fail_are_never_best() -> None:
     space = space_of("conv_large")
     for plan in space.propose(4, CostModel()):

@@ -57,6 +57,8 @@ class Job(msgspec.Struct, frozen=True, eq=False):
     cold: bool = False
     """Time single calls with all arguments but the first out of cache, as a model finds its
     weights."""
+    in_full: bool = False
+    """Repeat it however far it is behind the best, as what others are compared with must be."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -102,11 +102,10 @@ class Database:
         """The plan with the lowest median latency, the earliest of equals; None without one.
         `beside_us` is what a plan costs that no measurement of it alone shows.
 
-        A plan that was measured several times is judged by the median over all its records, so a
-        lucky first measurement does not stand against later ones; one that ever failed is out. The
-        record returned is the plan's latest.
+        A plan is judged as `believed` says: a lucky first measurement does not stand against later
+        ones, and one that ever failed is out. The record returned is the plan's latest.
         """
-        latency_us = self.typical(signature, fingerprint)
+        latency_us = self.believed(signature, fingerprint)
         plan = min(latency_us, key=lambda plan: latency_us[plan] + beside_us(plan), default=None)
         if plan is None or latency_us[plan] == float("inf"):
             return None
@@ -124,6 +123,17 @@ class Database:
         return {
             plan: float("inf") if plan in failed else median(values)
             for plan, values in latency_us.items()
+        }
+
+    def believed(self, signature: str, fingerprint: str) -> dict[TilePlan, float]:
+        """As `typical`, but a plan measured once gets no credit for a machine that seemed slow
+        then: it may have been slow before and after the measurement, and not in between."""
+        latency_us = self.typical(signature, fingerprint)
+        records = self.records(signature, fingerprint)
+        counts = Counter(record.plan for record in records)
+        alone = (record for record in records if counts[record.plan] == 1 and record.ok)
+        return latency_us | {
+            record.plan: median(record.latency_us) / min(1.0, record.drift) for record in alone
         }
 
     def measured(self, signature: str, fingerprint: str) -> dict[TilePlan, Record]:

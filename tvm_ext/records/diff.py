@@ -67,4 +67,4 @@ def _change(record: Record, old: Database, new: Database) -> TaskChange:
 def _latency_us(log: Database, best: Record | None) -> float | None:
     if best is None:
         return None
-    return log.typical(best.task.signature, best.hardware)[best.plan]
+    return log.believed(best.task.signature, best.hardware)[best.plan]

@@ -63,9 +63,9 @@ def prune(
 
 
 def best_plans(log: Database, signature: str, fingerprint: str, count: int) -> list[TilePlan]:
-    """A task's plans that never failed, the lowest median latency first, at most `count`; of equals
-    the earliest first, as in `Database.best`."""
-    latency_us = log.typical(signature, fingerprint)
+    """A task's plans that never failed, the lowest latency first, at most `count`; of equals the
+    earliest first, as in `Database.best`."""
+    latency_us = log.believed(signature, fingerprint)
     working = [plan for plan, latency in latency_us.items() if isfinite(latency)]
     return sorted(working, key=lambda plan: latency_us[plan])[:count]
 

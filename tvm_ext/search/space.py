@@ -8,7 +8,7 @@ sees more than its own favourites.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -111,26 +111,37 @@ class TaskSpace:
         ]
         self.picked = list(picked)
         self.measured: dict[TilePlan, float] = {}
+        self._believed: dict[TilePlan, float] = {}
         self._proposed: set[TilePlan] = set()
 
     @property
     def best(self) -> TilePlan:
-        """The fastest plan so far; the picker's first before any worked."""
-        plan = min(
-            self.measured,
-            key=lambda plan: self.measured[plan] + self._beside_us(plan),
-            default=self.picked[0],
-        )
-        return plan if np.isfinite(self.measured.get(plan, np.inf)) else self.picked[0]
+        """The fastest plan that is believed; the picker's first before any worked."""
+        return self._fastest(self._believed)
 
     @property
     def best_us(self) -> float:
         """Its latency; infinite before any worked."""
-        return self.measured.get(self.best, float("inf"))
+        return self._believed.get(self.best, float("inf"))
 
-    def take(self, plan: TilePlan, latency_us: float) -> None:
-        """A measurement; infinite if the plan failed."""
+    @property
+    def promising(self) -> TilePlan:
+        """The fastest plan if all measurements are right; the picker's first before any worked."""
+        return self._fastest(self.measured)
+
+    def take(self, plan: TilePlan, latency_us: float, believed_us: float | None = None) -> None:
+        """A measurement, and how fast the plan is believed to be for it, which may be less; both
+        infinite if the plan failed."""
         self.measured[plan] = latency_us
+        self._believed[plan] = latency_us if believed_us is None else believed_us
+
+    def _fastest(self, latency_us: Mapping[TilePlan, float]) -> TilePlan:
+        plan = min(
+            latency_us,
+            key=lambda plan: latency_us[plan] + self._beside_us(plan),
+            default=self.picked[0],
+        )
+        return plan if np.isfinite(latency_us.get(plan, np.inf)) else self.picked[0]
 
     def examples(self) -> list[Example]:
         """All measurements, for the model."""

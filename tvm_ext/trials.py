@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from math import isfinite
+from math import ceil, isfinite
+from statistics import median
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import Target, tvm_version
 from tvm_ext.verify import arguments_of, point_count
 
+AMONG = 3
+"""How often a yardstick is measured among and after the plans of a batch, if it has so many."""
 MOST_DRIFT = 1.5
 """A yardstick further from its usual time says nothing about other kernels."""
 
@@ -53,8 +56,8 @@ class Trials:
         those of plans whose device was lost: nothing is known of them. FleetError if all were.
 
         best_us    the best latency known before: plans far behind it are not repeated
-        yardstick  a plan measured before, to be measured again before and after them: machines
-                   that are shared are now fast, now slow
+        yardstick  a plan measured before, to be measured again before, among and after them:
+                   machines that are shared are now fast, now slow
         """
         known = self.database.typical(task.signature, self.hardware.fingerprint())
         usual_us = known.get(yardstick, float("inf")) if yardstick else float("inf")
@@ -64,10 +67,19 @@ class Trials:
             outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
         else:
             own = self._job(task, yardstick, in_full=True)
-            before, *outcomes, after = self._measurer.measure([own, *jobs, own], best_us)
-            beside = [self._record(task, yardstick, o) for o in (before, after) if not o.failure]
-            # of the two the faster: an interruption is no drift
-            drift = min((record.best_us for record in beside), default=usual_us) / usual_us
+            every = max(1, ceil(len(jobs) / AMONG))
+            mixed = [own]
+            for first in range(0, len(jobs), every):
+                mixed += [*jobs[first : first + every], own]
+            found = list(zip(mixed, self._measurer.measure(mixed, best_us), strict=True))
+            outcomes = [outcome for job, outcome in found if job is not own]
+            beside = [
+                self._record(task, yardstick, outcome)
+                for job, outcome in found
+                if job is own and not outcome.failure
+            ]
+            times_us = [us for record in beside for us in record.latency_us]
+            drift = (median(times_us) if times_us else usual_us) / usual_us
             drift = min(MOST_DRIFT, max(1 / MOST_DRIFT, drift))
         pairs = [(p, o) for p, o in zip(plans, outcomes, strict=True) if not o.lost]
         if outcomes and not pairs:

@@ -49,7 +49,7 @@ PICKED = 12
 BATCHES = 6
 """Batches over which the trials of a task are spread, so that the model learns in between."""
 LEAST_BATCH, LARGEST_BATCH = 4, 16
-AGAIN, CONFIRMED = 2, 3
+AGAIN, CONFIRMED = 3, 3
 """What seems best is measured so often again; another one that seems best then, so many times."""
 LEARNING = 6.0
 """Times as long as training the model takes it is then left alone."""

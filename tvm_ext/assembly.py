@@ -29,7 +29,8 @@ from tvm_ext.runtime.export import Parts, with_manifest
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tir.signature import hash_text
-from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, Target, tvm, tvm_version
+from tvm_ext.tvm_api import IRModule, Target, tvm, tvm_version
+from tvm_ext.tvm_lowering import TIR_PIPELINE
 from tvm_ext.verify import check, has_reference
 
 Notify = Callable[[str], None]

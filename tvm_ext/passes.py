@@ -30,7 +30,8 @@ from tvm_ext.picker import pick
 from tvm_ext.planner import Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.tir import prepare
-from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, PrimFunc, Target, is_scheduled, relax, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
+from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 __all__ = [
     "TIR_PIPELINE",

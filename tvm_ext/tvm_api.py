@@ -7,7 +7,6 @@ types. When the next rename comes, this file changes and no other does.
 from __future__ import annotations
 
 import importlib.metadata
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -56,26 +55,6 @@ from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
 from tvm_ffi import Tensor, structural_map, structural_walk  # noqa: E402
-
-PASS_CONFIG: dict[str, Any] = {
-    "s_tir.LoopPartition": {"partition_const_loop": True},
-    "tirx.disable_cse_tir": True,
-}
-"""Pass configuration our schedules need: tails become loops of their own instead of predicates.
-Common subexpressions are left to LLVM, which finds the same ones sooner."""
-
-
-LEFT_OUT = ("s_tir.RenormalizeSplitPattern", "tirx.RemoveNoOp")
-"""Passes over unrolled code that take a third of a Winograd kernel's compile time and change no
-instruction: LLVM does the same sooner."""
-TIR_PIPELINE = "tvm_ext"
-"""TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, register tiles
-on the stack."""
-KERNEL_PIPELINE = "tvm_ext_kernel"
-"""The same for kernels whose arguments are known to fit: without the checks of each one's type,
-shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""
-STACK_BYTES = 16384
-"""Largest buffer that is kept on the stack."""
 
 
 def element_bytes(buffer: Any) -> int:
@@ -140,55 +119,6 @@ def opaque(condition: Any) -> Any:
     that keep a load inside its tensor; but both values are computed.
     """
     return Call("tirx.reinterpret", [condition], ret_ty=condition.ty)
-
-
-def _on_stack(alloc: Any) -> Any:
-    """Marks a small buffer of scope `local` so that it is not moved to the heap.
-
-    TVM takes buffers above 1 KiB from a workspace; LLVM then cannot see that nobody else reads
-    them, stores every accumulator, and keeps main loops' accumulators alive through tail loops
-    (a register tile of 6 x 64 with a tail: 210 instead of 490 GFLOP/s).
-    """
-    buffer = alloc.buffer
-    if buffer.scope() != "local" or not all(isinstance(e, tirx.IntImm) for e in buffer.shape):
-        return alloc
-    if prod(int(e) for e in buffer.shape) * element_bytes(buffer) > STACK_BYTES:
-        return alloc
-    marks = dict(alloc.annotations) | {"disable_lower_builtin": tirx.IntImm("bool", 1)}
-    return tirx.AllocBuffer(buffer, marks, alloc.span)
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="KeepOnStack")
-def keep_on_stack(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Register tiles stay on the stack, where LLVM turns them into registers."""
-    found = structural_map(func.body, [(tirx.AllocBuffer, _on_stack)], order="post")
-    return func.with_body(found)
-
-
-def _tir_pipeline() -> tuple[Any, Any, Any]:
-    lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-
-    @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
-    def run(mod: IRModule, ctx: Any) -> IRModule:
-        config = dict(ctx.config) | PASS_CONFIG
-        left_out = [*ctx.disabled_pass, *LEFT_OUT]
-        with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):
-            return lower(mod)
-
-    def host() -> Any:
-        return tvm.transform.Sequential([keep_on_stack, finalize_host()])
-
-    return run, host, finalize_device
-
-
-def _kernel_pipeline() -> tuple[Any, Any, Any]:
-    lower, host, device = _tir_pipeline()
-    unchecked = tvm.transform.Sequential([tirx.transform.SkipAssert(), host()])
-    return lower, lambda: unchecked, device
-
-
-tirx.register_tir_pipeline(TIR_PIPELINE, _tir_pipeline)
-tirx.register_tir_pipeline(KERNEL_PIPELINE, _kernel_pipeline)
 
 
 def schedule_of(func: PrimFunc) -> Schedule:
@@ -273,9 +203,6 @@ def default_legalise(name: str) -> Any:
 
 
 __all__ = [
-    "KERNEL_PIPELINE",
-    "PASS_CONFIG",
-    "TIR_PIPELINE",
     "Analyzer",
     "Call",
     "GenericConst",

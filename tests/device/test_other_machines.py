@@ -21,7 +21,8 @@ from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tile import show_plan
-from tvm_ext.tvm_api import TIR_PIPELINE, IRModule, Target, tvm
+from tvm_ext.tvm_api import IRModule, Target, tvm
+from tvm_ext.tvm_lowering import TIR_PIPELINE
 from tvm_ext.verify import check
 
 MACHINES = {

@@ -11,7 +11,8 @@ from tvm_ext.measure.job import Failure
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tir.signature import hash_func
-from tvm_ext.tvm_api import KERNEL_PIPELINE, TIR_PIPELINE, PrimFunc, tvm
+from tvm_ext.tvm_api import PrimFunc, tvm
+from tvm_ext.tvm_lowering import KERNEL_PIPELINE, TIR_PIPELINE
 
 MESSAGE_CHARS = 300
 

@@ -82,9 +82,16 @@ def plan_shifts(graph: TileGraph, plan: TilePlan) -> tuple[int, ...] | None:
         return None
     node, core, register = graph.nodes[plan.anchor], plan.at("core"), plan.at("register")
     moved = shifts(graph, node, core, register, plan.lanes)
-    copies = bool(plan.staged) or any(entry.level == "core" for entry in plan.attach)
+    inside = [entry.stage for entry in plan.attach if entry.level == "core"]
+    written = {graph.nodes[stage].write.tensor for stage in inside}
+    copied = [
+        *(node.reads[read] for read in plan.staged),
+        *(access for access in (*node.reads, node.write) if access.tensor in written),
+        *(node.write for stage in inside if stage > plan.anchor),
+    ]
     left = any(
         0 < node.axes[axis].extent % core.extents[axis] < register.extents[axis]
+        and any(dim is None or dim.uses(axis) for access in copied for dim in access.dims)
         for axis in moved or ()
     )
-    return None if copies and left else moved
+    return None if left else moved

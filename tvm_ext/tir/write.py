@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.grains import STEAL_WORK, work
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
@@ -24,6 +25,7 @@ from tvm_ext.tir.write_rows import write_rows
 from tvm_ext.tir.write_split import write_split
 from tvm_ext.tir.write_tile import write_tile
 from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
+from tvm_ext.tvm_steal import mark_steal
 
 Rule = Callable[[Prepared, TilePlan], None]
 
@@ -61,6 +63,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     scheduled = with_squares(scheduled)
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
+    if work(prepared.graph) >= STEAL_WORK:
+        scheduled = mark_steal(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
 
 

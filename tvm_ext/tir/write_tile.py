@@ -16,6 +16,7 @@ or, attached at `register`, where they are read (padding: see `guard`).
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 from tvm_ext.errors import PlanError
@@ -28,6 +29,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
+from tvm_ext.tir.grains import with_grains
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.read import loads
 from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
@@ -86,19 +88,25 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
             _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes, stage)
     for copy in copies:
         _attach(schedule, copy, task, plan.lanes)
-    if plan.parallel:
-        schedule.parallel(task)
     moved = plan_shifts(graph, plan)
     core_tails = [axis for axis in space if node.axes[axis].extent % core.extents[axis]]
     tails = [axis for axis in space if core.extents[axis] % register.extents[axis]]
-    if moved or (core_tails and moved is not None):
+    parted = [axis for axis in tails if axis not in (moved or ())] if is_affine(node) else []
+    shifted = bool(moved or (core_tails and moved is not None))
+    inside = copies or any(entry.level == "core" for entry in plan.attach)
+    if plan.parallel and not inside and (shifted or not core_tails):
+        whole = takewhile(lambda axis: axis not in parted, space[:-1])
+        rest = [*grid[max(1, plan.parallel) :], *(middle[axis] for axis in whole)]
+        task = with_grains(schedule, task, rest, graph)
+    if plan.parallel:
+        schedule.parallel(task)
+    if shifted:
         schedule.annotate(task, SHIFT, 1)
         schedule.annotate(middle[space[-1]], TILE, 1)
     elif core_tails and is_affine(node):
         schedule.annotate(task, PARTITION, 1)
-    for axis in tails if is_affine(node) else ():
-        if axis not in (moved or ()):
-            schedule.annotate(middle[axis], PARTITION, 1)
+    for axis in parted:
+        schedule.annotate(middle[axis], PARTITION, 1)
     for axis in (*reduce, *tile):
         schedule.unroll(inner[axis])
     if lane is not None:

@@ -40,10 +40,9 @@ def tasks(func: PrimFunc) -> int:
         (512, plan(256, 64, 512), 2 * 8),  # the loop over columns as well
         (512, plan(256, 64, 512, staged=(1,)), 2),  # what a task copies is copied once
         (512, plan(32, 64, 512), GRAINS),  # there are enough
-        (64, plan(32, 16, 64), 2),  # too little work to be cut further
-        (96, plan(48, 32, 96), 2),  # 0.6 million operations each, 0.3 if cut
         (500, plan(252, 48, 500), 2 * 11),  # tails that are moved back
-        (80, plan(40, 48, 80), 2),
+        (208, plan(104, 48, 208), 2),  # too little work
+        (240, plan(120, 4, 240), 2),  # 60 columns of tiles: too little work for each
     ],
 )
 def test_tasks_of_a_product(size: int, chosen: TilePlan, count: int) -> None:
@@ -52,6 +51,6 @@ def test_tasks_of_a_product(size: int, chosen: TilePlan, count: int) -> None:
 
 def test_small_functions_are_not_worth_it() -> None:
     marked = [
-        STEAL in write(product(size), plan(size // 2, 16, size)).attrs for size in (32, 64, 512)
+        STEAL in write(product(size), plan(size // 2, 16, size)).attrs for size in (32, 160, 512)
     ]
     assert marked == [False, False, True]

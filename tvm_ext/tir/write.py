@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.grains import STEAL_WORK, work
+from tvm_ext.tir.grains import is_shared_out
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
@@ -63,7 +63,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     scheduled = with_squares(scheduled)
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
-    if work(prepared.graph) >= STEAL_WORK:
+    if is_shared_out(prepared.graph):
         scheduled = mark_steal(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))
 

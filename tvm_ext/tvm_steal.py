@@ -51,9 +51,7 @@ def steal_tasks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     changed: list[Any] = []
 
     def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.PARALLEL or not isinstance(loop.extent, tirx.IntImm):
-            return loop
-        if int(loop.extent) < 2 * cores or loop.annotations:
+        if loop.kind != tirx.ForKind.PARALLEL or not _is_plain(loop, cores):
             return loop
         changed.append(loop)
         return _stealing(loop, cores)
@@ -66,7 +64,18 @@ def steal_tasks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     return func.with_body(imported)
 
 
+def _is_plain(loop: Any, cores: int) -> bool:
+    """Whether a loop counts from zero to a known number of tasks, several for each core."""
+    bounds = (loop.min, loop.extent)
+    if loop.annotations or not all(isinstance(bound, tirx.IntImm) for bound in bounds):
+        return False
+    first, tasks = map(int, bounds)
+    return first == 0 and 2 * cores <= tasks < 2**31 // cores
+
+
 def _stealing(loop: Any, cores: int) -> Any:
+    """The loop handed out in parts, one a core."""
+
     def number(value: int) -> Any:
         return tirx.const(value, "int32")
 

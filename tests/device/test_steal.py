@@ -57,6 +57,16 @@ def test_every_task_is_done_once(tasks: int) -> None:
     np.testing.assert_allclose(b.numpy(), 50 * a, rtol=1e-4)
 
 
+def test_several_kernels_of_one_module() -> None:
+    """Each brings the same few lines of LLVM code along."""
+    kernels = {f"k{n}": mark_steal(counting(n)).with_attr("global_symbol", f"k{n}") for n in (8, 9)}
+    module = tvm.compile(IRModule(kernels), target=TARGET, tir_pipeline=TIR_PIPELINE).jit()
+    for count in (8, 9):
+        b = tvm.runtime.tensor(np.zeros(count, "float32"))
+        module[f"k{count}"](tvm.runtime.tensor(np.ones(count, "float32")), b)
+        assert (b.numpy() == 1).all()
+
+
 def test_only_marked_functions_for_several_cores_are_changed() -> None:
     assert not steals(counting(100))
     single = mark_steal(counting(100)).with_attr("target", Target({"kind": "llvm"}))

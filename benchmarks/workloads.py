@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS
 
-from tvm_ext.measure import Job, OutputCheck, make_inputs
+from tvm_ext.measure import Job, OutputCheck
 from tvm_ext.planner import Task, make_task
 from tvm_ext.trials import reference_checks
-from tvm_ext.tvm_api import PrimFunc, te, tvm
+from tvm_ext.tvm_api import PrimFunc, te
 from tvm_ext.verify import arguments_of
 
 
@@ -77,7 +76,3 @@ class Jobs:
     def of(self, func: PrimFunc) -> Job:
         """The job of one scheduled kernel."""
         return Job(func=func, arguments=self._arguments, checks=self._checks, seed=self._seed)
-
-    def inputs(self) -> list[Any]:
-        """The data all of them are run on, as TVM tensors."""
-        return [tvm.runtime.tensor(array) for array in make_inputs(self._arguments, self._seed)]

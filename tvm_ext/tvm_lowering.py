@@ -20,8 +20,8 @@ LEFT_OUT = ("s_tir.RenormalizeSplitPattern", "tirx.RemoveNoOp")
 """Passes over unrolled code that take a third of a Winograd kernel's compile time and change no
 instruction: LLVM does the same sooner."""
 TIR_PIPELINE = "tvm_ext"
-"""TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, register tiles
-on the stack."""
+"""TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, with tasks of
+marked functions handed out and register tiles on the stack."""
 KERNEL_PIPELINE = "tvm_ext_kernel"
 """The same for kernels whose arguments are known to fit: without the checks of each one's type,
 shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""

@@ -18,9 +18,9 @@ class Measurer:
     """Compiles, verifies and times kernels on this machine, alone on it while it times.
 
     The work is done by one worker process, started at first use, which compiles on
-    `build_workers` threads and then runs the kernels in a forked child. The calling
-    process may have run kernels before, and sleeps meanwhile. A candidate that crashes, hangs or
-    brings the compiler down fails by itself; the batch goes on.
+    `build_workers` threads and then runs the kernels in a forked child. The calling process may
+    have run kernels before, and sleeps meanwhile. A candidate that crashes, hangs or brings the
+    compiler down fails by itself; the batch goes on.
 
     Timing: two calls verify the kernel and warm it up. A candidate whose faster call took more
     than four times the best so far plus 5 ms ends there, with these two times, one whose first

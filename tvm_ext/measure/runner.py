@@ -74,11 +74,8 @@ class Runner:
         kernel, job = self._cases[place]
         if isinstance(kernel, Failure):
             return Outcome(failure=kernel)
-        outcome = None
-        if self._child is not None:
-            outcome = self._ask(place, best_us)
+        outcome = self._ask(place, best_us) if self._child is not None else None
         if outcome is None or _doubtful(outcome):
-            self.close()
             self._inputs.of(job)  # made here, every child has them
             self._child = _Child(self._cases, self._limits, self._inputs)
             outcome = self._ask(place, best_us)
@@ -97,6 +94,7 @@ class Runner:
         self.close()
 
     def _ask(self, place: int, best_us: float) -> Outcome:
+        """What the child says; it ends with a failure."""
         assert self._child is not None
         answer = self._child.ask(place, best_us)
         if isinstance(answer, str):

@@ -94,11 +94,11 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     parted = [axis for axis in tails if axis not in (moved or ())] if is_affine(node) else []
     shifted = bool(moved or (core_tails and moved is not None))
     inside = copies or any(entry.level == "core" for entry in plan.attach)
-    if plan.parallel and not inside and (shifted or not core_tails):
-        whole = takewhile(lambda axis: axis not in parted, space[:-1])
-        rest = [*grid[max(1, plan.parallel) :], *(middle[axis] for axis in whole)]
-        task = with_grains(schedule, task, rest, graph)
     if plan.parallel:
+        if not inside and (shifted or not core_tails):
+            whole = takewhile(lambda axis: axis not in parted, space[:-1])
+            rest = [*grid[plan.parallel :], *(middle[axis] for axis in whole)]
+            task = with_grains(schedule, task, rest, graph)
         schedule.parallel(task)
     if shifted:
         schedule.annotate(task, SHIFT, 1)

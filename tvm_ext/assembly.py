@@ -88,6 +88,13 @@ def assemble(
             say(f"kernel {place + 1} of {count}: {entry.task.kind}")
             name = entry.task.name
             done[name], kernels[name] = checker.settle(entry, job.result())
+    outdated = sum(entry.outdated for entry in done.values())
+    if outdated:
+        notes = (
+            *notes,
+            f"{outdated} kernels are not those measured when the log was written, by another "
+            "version of tvm_ext: their figures no longer hold; tune again to measure these",
+        )
     say("linking")
     return link(lowered, {name: done[name] for name in lowered.tasks}, kernels, notes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:
         key = (task.signature, tuple(sorted(task.slices.items())))
         base = known.get(key) or plan_task(task, lowered.hardware, database)
         known[key] = base
-        yield Planned(task, base.func, base.option, base.rest, list(base.reasons))
+        yield replace(base, task=task, reasons=list(base.reasons))
 
 
 def _hit(planned: Planned) -> bool:

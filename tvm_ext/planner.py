@@ -85,6 +85,8 @@ class Option:
     bound: str = ""
     predicted_us: float = 0.0
     measured_us: float = 0.0
+    tir_hash: str = ""
+    """`hash_func` of the kernel that was measured; of a record only."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class Planned:
     verified: bool = False
     disputed: bool = False
     """Whether even the function as TVM wrote it differs from its reference."""
+    outdated: bool = False
+    """Whether a record's plan became another kernel than when it was measured."""
 
     @cached_property
     def tir_hash(self) -> str:
@@ -166,7 +170,14 @@ def options(
             with shield("log plan", reasons):
                 model = predict(graph, record.plan, hardware)
                 found.append(
-                    Option("log", record.plan, model.bound, model.latency_us, record.best_us)
+                    Option(
+                        "log",
+                        record.plan,
+                        model.bound,
+                        model.latency_us,
+                        record.best_us,
+                        record.tir_hash,
+                    )
                 )
     if graph is not None:
         with shield("picker", reasons):
@@ -199,8 +210,10 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
             func = with_slices(task.original, task.slices)
             return Planned(task, func, option, [], reasons)
         with shield(f"{option.source} plan", reasons):
-            func = with_slices(write(task.func, option.plan), task.slices)
-            return Planned(task, func, option, rest[place + 1 :], reasons)
+            scheduled = write(task.func, option.plan)
+            outdated = bool(option.tir_hash) and hash_func(scheduled) != option.tir_hash
+            func = with_slices(scheduled, task.slices)
+            return Planned(task, func, option, rest[place + 1 :], reasons, outdated=outdated)
     raise AssertionError("the list of options ends with the untouched function")
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -283,6 +284,22 @@ def test_replay_measures_nothing_and_gives_the_same_code(
     replayed = tvm_ext.replay(str(model), log, strict=True)
     assert replayed.manifest.code_hash == expected.manifest.code_hash == done.stdout.strip()
     assert [g.plan for g in replayed.manifest.groups] == [g.plan for g in expected.manifest.groups]
+
+
+def test_a_replay_says_what_is_not_the_kernel_that_was_measured(
+    model: Path, log: Path, tmp_path: Path
+) -> None:
+    def about(log: Path) -> list[str]:
+        notes = tvm_ext.replay(str(model), log).manifest.notes
+        return [note for note in notes if "not those measured" in note]
+
+    assert about(log) == []
+    database = Database.open(tmp_path, create=True)
+    first, *rest = [record for record in Database.open(log).records() if record.ok]
+    others = [record for record in rest if record.task != first.task]
+    database.append([msgspec.structs.replace(first, tir_hash="0" * 12), *others])
+    (note,) = about(tmp_path)
+    assert note.startswith("1 kernel")
 
 
 def test_a_strict_replay_lists_what_is_missing(model: Path, tmp_path: Path) -> None:

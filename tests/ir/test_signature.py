@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from tvm_ext.tir.signature import signature
+from tvm_ext.tir.signature import hash_func, signature
 from tvm_ext.tvm_api import Target, te, tirx, topi, tvm
+from tvm_ext.tvm_steal import mark_steal
 
 PINNED = "bf86918b6b6f997c"
 
@@ -129,6 +130,23 @@ def test_loops_matter():
     parallel = schedule.mod["main"]
     schedule.annotate(schedule.get_loops(schedule.get_sblock("d"))[1], "pragma_unroll_explicit", 1)
     assert len({signature(f) for f in (func, parallel, schedule.mod["main"])}) == 3
+
+
+def test_a_kernel_is_known_by_all_that_makes_it_another_but_names():
+    def kernel(prefix="", lanes=5, hint=None, cached=False):
+        schedule = tvm.s_tir.Schedule(matmul(prefix=prefix))
+        block = schedule.get_sblock(prefix + "c")
+        if hint:
+            schedule.annotate(block, hint, 1)
+        if cached:
+            schedule.cache_read(block, 0, "global")
+        schedule.split(schedule.get_loops(block)[1], [None, lanes])
+        return schedule.mod["main"]
+
+    assert hash_func(kernel()) == hash_func(kernel("other_").with_attr("global_symbol", "other"))
+    others = [kernel(lanes=2), kernel(hint="tvm_ext.some"), kernel(cached=True)]
+    funcs = [kernel(), mark_steal(kernel()), *others]
+    assert len({hash_func(func) for func in funcs}) == len(funcs)
 
 
 def test_an_unknown_kind_of_node_is_told_apart_by_its_fields():

@@ -54,7 +54,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     error: RecordFailure | None = None
     seed: int
     tir_hash: str
-    """Hash of the lowered schedule's text: tells whether a replay generates the same code."""
+    """Hash of the scheduled function, whatever its names: tells whether a replay makes the same
+    kernel."""
     versions: dict[str, str]
     time: str
     """When it was measured, ISO 8601."""

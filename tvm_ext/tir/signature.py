@@ -1,7 +1,8 @@
-"""A structural hash of a PrimFunc: the name by which a tuning log knows a task.
+"""Structural hashes of PrimFuncs: the name by which a tuning log knows a task, and what tells
+whether a plan still becomes the kernel that was measured.
 
-The hash is our own, of a canonical text, because TVM's `structural_hash` changes between versions
-and sees attributes that do not change the computation.
+They are our own, of a canonical text, because TVM's `structural_hash` changes between versions and
+sees attributes that do not change the computation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm_ext.tvm_api import PrimFunc, ir, tvm
+from tvm_ext.tvm_steal import STEAL
 
 # What of a node is its meaning, in the order it is written down. Names, spans, reads and writes
 # (they follow from the body), the place of a buffer in memory, and block annotations (hints to
@@ -51,6 +53,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
     "PointerType": ("element_type", "storage_scope"),
 }
 _FIELDS = {**_EXPRESSIONS, **_STATEMENTS, **_TYPES}
+_SCHEDULED = {**_FIELDS, "SBlock": (*_FIELDS["SBlock"], "alloc_buffers", "annotations")}
 _NAMELESS = frozenset({"span", "name", "name_hint"})
 
 
@@ -61,12 +64,15 @@ def signature(func: PrimFunc) -> str:
     process and of TVM's version; any other difference (shapes, dtypes, loops, operations, symbolic
     dimensions in other places) gives another signature. Works on every PrimFunc.
     """
-    return hashlib.sha256(_Writer().write(func).encode()).hexdigest()[:16]
+    return hashlib.sha256(_Writer(_FIELDS).write(func).encode()).hexdigest()[:16]
 
 
 def hash_func(func: PrimFunc) -> str:
-    """Twelve hex digits over a scheduled function's text, its name apart."""
-    return hash_text(func.without_attr("global_symbol").script())
+    """Twelve hex digits that two scheduled functions share when they become the same kernel:
+    independent of names, as `signature` is, but annotations, places of allocation and work stealing
+    count."""
+    shared_out = bool(func.attrs) and STEAL in func.attrs
+    return hash_text(f"{_Writer(_SCHEDULED).write(func)} {shared_out}")
 
 
 def hash_text(text: str) -> str:
@@ -77,7 +83,8 @@ def hash_text(text: str) -> str:
 class _Writer:
     """Writes the canonical text: variables and buffers become numbers in order of appearance."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Mapping[str, tuple[str, ...]]) -> None:
+        self._fields = fields
         self._out: list[str] = []
         self._numbers: dict[Any, int] = {}
 
@@ -125,7 +132,7 @@ class _Writer:
 
     def _object(self, node: Any) -> None:
         kind = type(node).__name__
-        fields = _FIELDS.get(kind)
+        fields = self._fields.get(kind)
         if fields is None:
             kind, fields = _reflect(type(node))
         self._out.append(f"{kind}(")

@@ -255,7 +255,9 @@ UNCHANGED = {
     "no_convolution": lambda b, x: nn.softmax(
         op.permute_dims(op.permute_dims(nn.max_pool2d(x, 2), LAST), FIRST), 1
     ),
-    "transposed_convolution_only": lambda b, x: nn.conv2d_transpose(x, const(6, 4, 2, 2)),
+    "transposed_convolution_of_groups": lambda b, x: nn.conv2d_transpose(
+        x, const(6, 4, 2, 2), groups=2
+    ),
     "convolution_in_nhwc": lambda b, x: nn.conv2d(
         x, const(3, 1, 1, 7), data_layout="NHWC", kernel_layout="OHWI"
     ),
@@ -362,3 +364,13 @@ def test_tuples_outlive_a_dataflow_block_that_reads_them():
             y = builder.emit_output(nn.relu(builder.emit(parts[0])))
         builder.emit_func_output(builder.emit(op.add(y, builder.emit(parts[0]))))
     converted(builder.finalize())
+
+
+def test_transposed_convolution():
+    def before(b, x):
+        return nn.relu(b.emit(nn.conv2d_transpose(x, const(6, 8, 2, 2), strides=(2, 2))))
+
+    result = converted(module(before, SHAPE))
+    (call,) = calls(result, "nn.conv2d_transpose")
+    assert (call.attrs.data_layout, call.attrs.kernel_layout) == ("NHWC", "IOHW")
+    assert len(calls(result, "permute_dims")) == 2

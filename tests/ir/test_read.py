@@ -25,6 +25,7 @@ from funcs import (
 
 from tvm_ext.tile import TileGraph, TileNode
 from tvm_ext.tile.classify import is_flat, vector_axis, vectorisable
+from tvm_ext.tile.graph import AffineDim
 from tvm_ext.tir import prepare, read
 from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
 
@@ -281,3 +282,33 @@ def test_arithmetic_and_traffic_survive_preparation(name: str) -> None:
     assert prepared is not None
     assert prepared.graph.io_bytes == whole.io_bytes
     assert prepared.graph.flops <= whole.flops * (1 + 1e-9)
+
+
+def phased(pad: int) -> PrimFunc:
+    """y[h, o] = sum over k, c of x[(h + pad) // 4 + k, c] * w[h % 4, k, c, o]."""
+    x, w = placeholder("x", 8, 16), placeholder("w", 4, 2, 16, 32)
+    k, c = te.reduce_axis((0, 2), name="k"), te.reduce_axis((0, 16), name="c")
+    y = te.compute(
+        (24, 32),
+        lambda h, o: te.sum(x[(h + pad) // 4 + k, c] * w[h % 4, k, c, o], axis=[k, c]),
+        name="y",
+    )
+    return te.create_prim_func([x, w, y])
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_a_quotient_in_a_sum_is_affine(pad: int) -> None:
+    node = named(graph_of(phased(pad)), "y")
+    (dim, _), (phase, *_) = (access.dims for access in node.reads)
+    assert dim == AffineDim((1, 0, 4, 0), pad, 4)
+    assert phase == AffineDim((1, 0, 0, 0), 0, 1, 4)
+
+
+def test_phases_become_an_axis() -> None:
+    """h → (h // 4, h % 4): neighbours on the one axis share weights, on the other data."""
+    prepared = prepare(phased(0))
+    assert prepared is not None
+    node = named(prepared.graph, "y")
+    assert node.extents == (6, 4, 32, 2, 16)
+    assert strides(prepared.graph, node, "x") == [16, 0, 0, 16, 1]
+    assert strides(prepared.graph, node, "y") == [128, 32, 1, 0, 0]

@@ -10,7 +10,10 @@ from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
 from tvm_ext.tvm_api import Call, IRModule, ir, relax, tvm
 
-CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+CONVOLUTIONS = (
+    *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"),
+    *("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose"),
+)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ChannelsLast")

@@ -18,6 +18,7 @@ from tvm_ext.graph.layout_perm import (
     reshape_layout,
 )
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, is_ours
 from tvm_ext.tvm_api import Call, ir, relax, tirx
 
 PLAIN_DATA = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
@@ -47,11 +48,12 @@ def with_attrs(call: Call, args: Sequence[relax.Expr], **changes: Any) -> Call:
 def is_plain_conv(call: Call) -> bool:
     """True for a convolution of NCHW data (or NCW, NCDHW) that can run channels-last."""
     rank = getattr(call.ty, "ndim", -1)
-    return (
-        rank in PLAIN_DATA
-        and call.attrs.data_layout == call.attrs.out_layout == PLAIN_DATA[rank]
-        and call.attrs.kernel_layout == PLAIN_KERNEL[rank]
-    )
+    if rank not in PLAIN_DATA:
+        return False
+    plain = call.attrs.data_layout == call.attrs.out_layout == PLAIN_DATA[rank]
+    if call.op.name in TRANSPOSED:
+        return plain and is_ours(call)
+    return plain and call.attrs.kernel_layout == PLAIN_KERNEL[rank]
 
 
 def conv(layouts: Layouts, call: Call) -> Placed | None:
@@ -64,6 +66,17 @@ def conv(layouts: Layouts, call: Call) -> Placed | None:
     data, kernel = _letters(PLAIN_DATA, last), _letters(PLAIN_KERNEL, last)
     changes = {"data_layout": data, "kernel_layout": kernel, "out_layout": data}
     return Placed(with_attrs(call, args, **changes), last)
+
+
+def conv_transpose(layouts: Layouts, call: Call) -> Placed | None:
+    """rewrite: conv_transpose(x, w) -> conv_transpose(x in NHWC, w), if `Legalise` has a rule."""
+    data = layouts.value(call.args[0])
+    if data is None or not is_plain_conv(call):
+        return None
+    last = channels_last(data.rank)
+    letters = _letters(PLAIN_DATA, last)
+    args = [layouts.to(data, last), call.args[1]]
+    return Placed(with_attrs(call, args, data_layout=letters, out_layout=letters), last)
 
 
 def pool(layouts: Layouts, call: Call) -> Placed | None:
@@ -273,6 +286,7 @@ def _letters(plain: dict[int, str], perm: Perm) -> str:
 def _table() -> dict[str, Rule]:
     kinds: dict[Rule, str] = {
         conv: "nn.conv1d nn.conv2d nn.conv3d",
+        conv_transpose: "nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose",
         pool: "nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d nn.avg_pool2d "
         "nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d",
         resize: "image.resize2d image.resize3d",

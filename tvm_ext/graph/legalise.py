@@ -1,6 +1,7 @@
 """`Legalise`: Relax operators to tensor programs, with weights packed in numpy on the way.
 
     conv2d(x, W, NHWC)        →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
+    conv2d_transpose(x, W)    →  call_tir(conv_transpose, x, W packed by phase)
     matmul(x, W)              →  call_tir(dense, x, W packed [N/B, K, B])
     softmax, *_norm, exp, …   →  our own stages and vector maths
 
@@ -21,6 +22,7 @@ from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
 from tvm_ext.graph.legalise_arg import ARGS
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
+from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, legalise_conv_transpose
 from tvm_ext.graph.legalise_maths import POINTWISE
 from tvm_ext.graph.legalise_norm import FUSES_PROLOGUE, NORMS, ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
@@ -155,6 +157,7 @@ def legalise_concat(builder: Any, call: Any, _: Legalise) -> Any:
 RULES: dict[str, Rule] = {
     "relax.concat": legalise_concat,
     **dict.fromkeys(CONVOLUTIONS, legalise_conv),
+    **dict.fromkeys(TRANSPOSED, legalise_conv_transpose),
     "relax.matmul": legalise_matmul,
     **NORMS,
     **ARGS,

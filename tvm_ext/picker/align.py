@@ -52,6 +52,11 @@ def row_extents(extent: int, limit: int) -> list[int]:
     return sorted({*best.values(), limit}, reverse=True)
 
 
+def even_extents(extent: int, limit: int) -> list[int]:
+    """Register extents of a row axis that may have no tail, the longest first."""
+    return [size for size in range(min(limit, MAX_ROWS, extent), 0, -1) if extent % size == 0]
+
+
 def unroll_extents(extent: int) -> list[int]:
     """Unroll factors of a reduce axis: small divisors, so that no tail is needed, and the whole
     axis if it is short (the taps of a window: neighbours then share loads)."""

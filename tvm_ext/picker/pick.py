@@ -44,6 +44,7 @@ from tvm_ext.tile.classify import (
     loops_in_use,
     pads_whole_vectors,
     producers,
+    shares_index,
     stageable,
     transform_chain,
     vector_axis,
@@ -267,6 +268,7 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes, divisor)
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
+    intertwined = any(shares_index(node, axis) for axis in node.space)
     ranked = sorted(
         register_tiles(graph, node, vector, lanes, hw),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
@@ -287,7 +289,8 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
                 attach=attach,
                 prefetch=wants_prefetch(graph, node, core, register),
             )
-            yield Candidate(plan, estimate(graph, plan, hw))
+            if not intertwined or is_legal(graph, plan, lanes):
+                yield Candidate(plan, estimate(graph, plan, hw))
 
 
 def core_tiles(

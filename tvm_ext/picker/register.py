@@ -7,9 +7,15 @@ from itertools import product
 from math import prod
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.align import packed_divisor, reduce_steps, row_extents, vector_extents
+from tvm_ext.picker.align import (
+    even_extents,
+    packed_divisor,
+    reduce_steps,
+    row_extents,
+    vector_extents,
+)
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_small_window
+from tvm_ext.tile.classify import is_small_window, shares_index
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.shift import shiftable
 
@@ -62,6 +68,8 @@ def register_tiles(
                 most = budget // height if whole else min(WINDOW_ROWS, budget // height)
                 if whole or is_small_window(node):
                     stacks = row_extents(node.axes[before].extent, max(1, most))
+                if shares_index(node, before):
+                    stacks = even_extents(node.axes[before].extent, max(1, most))
             for stack in stacks:
                 accumulators = -(-width // lanes) * height * stack
                 for step in steps:
@@ -116,7 +124,14 @@ def hollow_tiles(
 
 
 def row_axes(node: TileNode, vector: int | None) -> list[int]:
-    """Axes to stack vectors along: those whose neighbours share an operand, if there are any."""
+    """Axes to stack vectors along: those whose neighbours share an operand, if there are any, and
+    those that lie between these neighbours in what is written (`y[2 * h + phase]`)."""
     rows = [axis for axis in node.space if axis != vector and node.axes[axis].extent > 1]
     shared = [axis for axis in rows if not all(access.uses(axis) for access in node.reads)]
-    return shared or rows
+    between = {
+        axis
+        for dim in node.write.dims
+        for axis in rows
+        if dim and dim.uses(axis) and any(dim.coeffs[axis] < dim.coeffs[row] for row in shared)
+    }
+    return [axis for axis in rows if axis in between or axis in shared] or rows

@@ -68,8 +68,8 @@ class Access(msgspec.Struct, frozen=True):
         for dim, extent in zip(reversed(self.dims), reversed(shape), strict=True):
             if dim is None:
                 return None
-            if dim.coeffs[axis] and dim.div == 1:
-                total += dim.coeffs[axis] * step
+            if dim.coeffs[axis] % dim.div == 0:
+                total += dim.coeffs[axis] // dim.div * step
             step *= extent
         return total
 

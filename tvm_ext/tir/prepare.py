@@ -80,18 +80,49 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 
 
-def _blocked_axes(schedule: Schedule, node: TileNode, block: SBlockRV) -> dict[int, int]:
+def _phased_axes(node: TileNode) -> dict[int, int]:
+    """Space axes whose quotient and remainder by one number index different tensors (`x[h // 2]`
+    and `w[h % 2]`, a transposed convolution), with that number."""
+    found: dict[int, int] = {}
+    for read in node.reads:
+        for dim in read.dims:
+            steps = [axis for axis, step in enumerate(dim.coeffs) if step] if dim else []
+            if dim is None or not dim.mod or dim.div > 1 or len(steps) != 1:
+                continue
+            (axis,) = steps
+            quotients = [
+                other
+                for other in node.reads
+                if any(d and d.div == dim.mod and d.coeffs[axis] == 1 for d in other.dims)
+            ]
+            if node.axes[axis].kind == "space" and quotients and read not in quotients:
+                found[axis] = dim.mod
+    return found
+
+
+def _blocked_axes(
+    schedule: Schedule, graph: TileGraph, node: TileNode, block: SBlockRV
+) -> dict[int, int]:
     """Space axes in blocks of which a non-affine index moves on (`o // 32 * 16 + c`, the channels
-    of a group), with the size of the blocks."""
-    if node.kind != "reduce" or all(d is not None for a in node.reads for d in a.dims):
+    of a group), and those of `_phased_axes`, with the size of the blocks."""
+    if node.kind != "reduce":
         return {}
+    if all(d is not None for a in node.reads for d in a.dims):
+        return _phased_axes(node)
     body = schedule.get(block)
+    unclear = [
+        index
+        for load in loads(body.body.value)
+        for access in node.reads
+        if graph.tensors[access.tensor].name == str(load.source.name)
+        for index, dim in zip(load.indices, access.dims, strict=True)
+        if dim is None
+    ]
     found: dict[int, set[int]] = {}
-    for load in loads(body.body.value):
-        for size, variable in divisions(load.indices):
-            for place, iv in enumerate(body.iter_vars):
-                if iv.var.same_as(variable):
-                    found.setdefault(place, set()).add(size)
+    for size, variable in divisions(unclear):
+        for place, iv in enumerate(body.iter_vars):
+            if iv.var.same_as(variable):
+                found.setdefault(place, set()).add(size)
     sizes = {place: choice.pop() for place, choice in found.items() if len(choice) == 1}
     return {
         place: size
@@ -104,7 +135,7 @@ def _split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV])
     """Makes of every blocked axis two, of blocks and inside one, so that indices become affine."""
     changed = False
     for node, block in zip(graph.nodes, blocks, strict=True):
-        sizes = _blocked_axes(schedule, node, block)
+        sizes = _blocked_axes(schedule, graph, node, block)
         before = [tirx.Var(axis.name, "int32") for axis in node.axes]
         after: list[Any] = []
         for place, index in enumerate(before):
@@ -128,6 +159,10 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     if graph is None:
         return None
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    if _split_blocked(schedule, graph, blocks):
+        graph = read_schedule(schedule, func, signature)
+        if graph is None:
+            return None
     changed = False
     for index, block in enumerate(blocks):
         if _inlinable(graph, index):
@@ -137,9 +172,6 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
             except ScheduleError:
                 continue
     if changed:
-        graph = read_schedule(schedule, func, signature)
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    if graph is not None and _split_blocked(schedule, graph, blocks):
         graph = read_schedule(schedule, func, signature)
     if graph is None:
         return None

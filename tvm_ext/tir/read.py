@@ -150,8 +150,33 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
         if isinstance(inner, tirx.IntImm) and not mod and int(inner.value) % div == 0:
             # (i % m) // d = (i // d) % (m / d) where d divides m
             mod, expr = int(inner.value) // div, expr.a
-    form = linear(expr, axes)
-    return None if form is None else AffineDim(tuple(form[0]), form[1], div, mod)
+    parts = list(summands(expr))
+    whole = [part for part in parts if not _is_quotient(part)]
+    if div == 1 and len(whole) == len(parts) - 1:
+        # i + j // d = (i * d + j) // d
+        quotient = next(part for part in parts if _is_quotient(part))
+        div = int(quotient.b.value)
+        forms = [*(linear(part * div, axes) for part in whole), linear(quotient.a, axes)]
+    else:
+        forms = [linear(expr, axes)]
+    known = [form for form in forms if form is not None]
+    if len(known) < len(forms):
+        return None
+    coeffs = tuple(map(sum, zip(*(form[0] for form in known), strict=True)))
+    return AffineDim(coeffs, sum(form[1] for form in known), div, mod)
+
+
+def summands(expr: Any) -> Iterator[Any]:
+    """What an index is the sum of."""
+    if isinstance(expr, tirx.Add):
+        yield from summands(expr.a)
+        yield from summands(expr.b)
+    else:
+        yield expr
+
+
+def _is_quotient(expr: Any) -> bool:
+    return isinstance(expr, tirx.FloorDiv) and isinstance(expr.b, tirx.IntImm)
 
 
 def _dtype_bytes(dtype: str) -> int:

@@ -1,0 +1,87 @@
+"""Transposed convolutions beside ONNX Runtime: strides, kernels, padding, one to three axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+
+BOUND = 1e-5
+
+
+def transposed(channels, out, sizes, kernel, strides, pads, extra, groups=1):
+    """relu(ConvTranspose(x, w, b)) as a model."""
+    source = np.random.default_rng(0)
+    weight = source.standard_normal((channels, out // groups, *kernel), dtype="float32")
+    bias = source.standard_normal(out, dtype="float32")
+    node = helper.make_node(
+        "ConvTranspose",
+        ["x", "w", "b"],
+        ["y"],
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads,
+        output_padding=extra,
+        group=groups,
+    )
+    graph = helper.make_graph(
+        [node, helper.make_node("Relu", ["y"], ["z"])],
+        "transposed",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, channels, *sizes])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=9)
+
+
+CASES = {
+    "kernel is twice the stride": (8, 16, (5, 7), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0)),
+    "kernel is the stride": (8, 16, (5, 7), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0)),
+    "odd everything": (7, 5, (5, 7), (3, 3), (2, 2), (1, 1, 1, 1), (0, 0)),
+    "output padding": (7, 5, (5, 7), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+    "one-sided padding": (5, 9, (5, 7), (5, 4), (2, 3), (2, 0, 1, 3), (0, 0)),
+    "much padding": (8, 16, (6, 6), (3, 3), (2, 2), (2, 2, 2, 2), (0, 0)),
+    "stride 1": (8, 16, (5, 7), (3, 3), (1, 1), (1, 1, 1, 1), (0, 0)),
+    "a stride of its own for each axis": (8, 16, (5, 7), (3, 2), (1, 3), (2, 1, 2, 1), (0, 0)),
+    "gaps between kernels": (8, 16, (6, 6), (2, 2), (3, 3), (0, 0, 0, 0), (0, 0)),
+    "a single tap": (8, 16, (5, 7), (1, 1), (2, 2), (0, 0, 0, 0), (0, 0)),
+    "one pixel": (20, 16, (1, 1), (4, 4), (1, 1), (0, 0, 0, 0), (0, 0)),
+    "one axis, stride 8": (4, 8, (9,), (16,), (8,), (4, 4), (0,)),
+    "one axis, stride 3": (4, 8, (9,), (5,), (3,), (1, 1), (1,)),
+    "three axes": (3, 4, (3, 4, 5), (3, 3, 3), (2, 2, 2), (1,) * 6, (1, 1, 1)),
+    "depthwise": (6, 6, (5, 6), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 6),
+    "depthwise, stride 3": (16, 16, (5, 6), (6, 6), (3, 3), (1, 1, 2, 2), (0, 0), 16),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_as_onnxruntime_and_by_a_plan_of_the_picker(case) -> None:
+    model = transposed(*case)
+    x = np.random.default_rng(1).standard_normal((2, case[0], *case[2]), dtype="float32")
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    compiled = tvm_ext.compile(model)
+    (y,) = compiled(x)
+    assert np.abs(y - expected).max() <= BOUND * np.abs(expected).max()
+    kernels = [g for g in compiled.manifest.groups if "transpose_" in g.kind]
+    assert [(g.source, g.fallback) for g in kernels] == [("picker", ())]
+
+
+def test_groups_are_left_to_tvm() -> None:
+    model = transposed(8, 12, (6, 6), (3, 3), (2, 2), (1, 1, 1, 1), (0, 0), 4)
+    x = np.random.default_rng(1).standard_normal((2, 8, 6, 6), dtype="float32")
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    (y,) = tvm_ext.compile(model)(x)
+    assert np.abs(y - expected).max() <= BOUND * np.abs(expected).max()
+
+
+def test_no_zeros_are_multiplied() -> None:
+    """Twice the extents, half the taps of each axis: the products of a quarter of the kernel."""
+    model = transposed(16, 16, (8, 8), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0))
+    (group,) = [g for g in tvm_ext.compile(model).manifest.groups if "transpose_" in g.kind]
+    assert group.multiply_flops == 2 * (2 * 16 * 16 * 16) * 16 * 4

@@ -1,0 +1,133 @@
+"""Transposed convolution as one convolution per phase of the output, channels last.
+
+    y[n, h.., o] = sum over i, k with i * stride + k - pad = h of x[n, i.., c] * w[c, o, k..]
+        →  sum over j.., c of x[n, h // stride + j + .., c] * w'[h % stride, j.., c, o]
+
+An output sees only every `stride`-th tap of the kernel. Which ones depends on its phase, `h %
+stride`, so nothing is multiplied by the zeros that a transposed convolution is said to insert (Shi
+et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_ext.compute.blocking import choose_block, padded
+from tvm_ext.tvm_api import te, tirx, topi
+
+Tensor = Any
+
+
+class TransposedGeometry(msgspec.Struct, frozen=True):
+    """A transposed convolution's attributes, one entry per spatial axis. `pad` is what is cut off
+    the result before its first element; what follows its last is decided by `out_size`."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pad: tuple[int, ...]
+    out_size: tuple[int, ...]
+    in_channels: int
+    out_channels: int
+    depthwise: bool
+
+    def carries(self, axis: int) -> bool:
+        """Whether the later phases begin an element later, and no index can say so: they get a tap
+        more, the first or the last of which is zero. With a stride of 2 the phase itself says it.
+        """
+        return self.strides[axis] > 2 and self.pad[axis] % self.strides[axis] > 0
+
+    def taps(self, axis: int) -> int:
+        """Taps of the kernel that one output sees; some phases see a zero."""
+        return -(-self.kernel[axis] // self.strides[axis]) + self.carries(axis)
+
+    def places(self, axis: int) -> tuple[list[int], list[int]]:
+        """Phase and tap of every element of the kernel. The last one meets the first input."""
+        stride, pad = self.strides[axis], self.pad[axis]
+        last = -(-self.kernel[axis] // stride) - 1
+        phases = [(k - pad) % stride for k in range(self.kernel[axis])]
+        late = [self.carries(axis) * ((phase + pad % stride) // stride) for phase in phases]
+        return phases, [last - k // stride + carry for k, carry in enumerate(late)]
+
+    @property
+    def whole_size(self) -> tuple[int, ...]:
+        """The output's extents in whole strides."""
+        return tuple(padded(size, s) for size, s in zip(self.out_size, self.strides, strict=True))
+
+
+def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
+    """[C, O, k..] → [O/B, phase.., tap.., C, phase, B]; depthwise [C, 1, k..] → [phase.., tap..,
+    phase, C]. Outputs of the last axis' phases lie side by side, so their weights do."""
+    rank = len(geometry.kernel)
+    for axis, stride in enumerate(geometry.strides):
+        place = 2 + 2 * axis
+        moved = np.moveaxis(weight, place, 0)
+        spread = np.zeros((stride, geometry.taps(axis), *moved.shape[1:]), weight.dtype)
+        spread[geometry.places(axis)] = moved
+        weight = np.moveaxis(spread, (0, 1), (place, place + 1))
+    phases, taps = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+    if geometry.depthwise:
+        return weight.transpose(*phases[:-1], *taps, phases[-1], 0, 1)[..., 0]
+    weight = weight.transpose(*phases[:-1], *taps, 0, phases[-1], 1)
+    block = choose_block(geometry.out_channels, lanes)
+    extra = padded(geometry.out_channels, block) - geometry.out_channels
+    weight = np.pad(weight, ((0, 0),) * (weight.ndim - 1) + ((0, extra),))
+    return np.moveaxis(weight.reshape(*weight.shape[:-1], -1, block), -2, 0)
+
+
+def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
+    """The transposed convolution of x [n, spatial.., C] by a weight of `pack_transposed`:
+    [n, out.., O]."""
+    rank = len(geometry.kernel)
+    before, after, ahead = [], [], []
+    for axis, (stride, pad) in enumerate(zip(geometry.strides, geometry.pad, strict=True)):
+        reach = -(-geometry.kernel[axis] // stride) - 1
+        last = geometry.whole_size[axis] // stride - 1 + pad // stride + (pad % stride > 0)
+        before.append(max(0, reach - pad // stride))
+        after.append(max(0, last - int(x.shape[axis + 1]) + 1))
+        ahead.append(pad // stride - reach + before[-1])
+    if any((*before, *after)):
+        x = topi.nn.pad(x, [0, *before, 0], [0, *after, 0], name="pad")
+    taps = [te.reduce_axis((0, geometry.taps(axis)), name=f"k{axis}") for axis in range(rank)]
+
+    def position(at: Sequence[Any]) -> list[Any]:
+        found = []
+        for axis, (h, stride) in enumerate(zip(at, geometry.strides, strict=True)):
+            late = tirx.floormod(h, stride) if stride == 2 and geometry.pad[axis] % 2 else 0
+            found.append(tirx.floordiv(h, stride) + late + taps[axis] + ahead[axis])
+        return found
+
+    def phases(at: Sequence[Any]) -> list[Any]:
+        return [tirx.floormod(h, s) for h, s in zip(at, geometry.strides, strict=True)]
+
+    if geometry.depthwise:
+
+        def depthwise(n: Any, *at: Any) -> Any:
+            *place, o = at
+            *phase, last = phases(place)
+            return te.sum(x(n, *position(place), o) * weight(*phase, *taps, last, o), axis=taps)
+
+        shape = (x.shape[0], *geometry.whole_size, geometry.out_channels)
+        return _crop(te.compute(shape, depthwise, name="depthwise_transpose"), geometry)
+    block = int(weight.shape[-1])
+    channel = te.reduce_axis((0, geometry.in_channels), name="c")
+
+    def dense(n: Any, *at: Any) -> Any:
+        *place, o = at
+        *phase, last = phases(place)
+        weighted = weight(o // block, *phase, *taps, channel, last, o % block)
+        return te.sum(x(n, *position(place), channel) * weighted, axis=[*taps, channel])
+
+    shape = (x.shape[0], *geometry.whole_size, int(weight.shape[0]) * block)
+    return _crop(te.compute(shape, dense, name="conv_transpose"), geometry)
+
+
+def _crop(y: Tensor, geometry: TransposedGeometry) -> Tensor:
+    """The result without what only makes strides and blocks whole; an epilogue takes this in."""
+    wanted = (int(y.shape[0]), *geometry.out_size, geometry.out_channels)
+    if tuple(int(extent) for extent in y.shape) == wanted:
+        return y
+    return te.compute(wanted, lambda *at: y[at], name="crop")

@@ -85,6 +85,10 @@ def of_an_input(e: Emit, x: Any, y: Any) -> Any:
     return e(op.concat([x, e(op.nn.relu(y))], 2))
 
 
+def of_little_that_is_made(e: Emit, x: Any, y: Any) -> Any:
+    return e(op.concat([x, e(op.nn.relu(y)), y], 2))
+
+
 def twice_the_same(e: Emit, x: Any, y: Any) -> Any:
     a = e(op.nn.relu(x))
     return e(op.concat([a, a], 2))
@@ -96,7 +100,7 @@ def returned_too(e: Emit, x: Any, y: Any) -> Any:
 
 
 def in_two_places(e: Emit, x: Any, y: Any) -> Any:
-    """The second place of a tensor is a copy."""
+    """The second place of a tensor is a copy of the first."""
     a = e(op.nn.relu(x))
     return relax.Tuple(
         [e(op.concat([a, e(op.negative(y))], 2)), e(op.concat([e(op.exp(y)), a], 2))]
@@ -108,10 +112,11 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "dense_block": (dense_block, 1),  # the one of inputs
     "of_rows_of_columns": (of_rows_of_columns, 0),
     "also_read": (also_read, 0),
-    "of_an_input": (of_an_input, 1),
-    "twice_the_same": (twice_the_same, 1),
-    "returned_too": (returned_too, 1),
-    "in_two_places": (in_two_places, 1),
+    "of_an_input": (of_an_input, 0),
+    "of_little_that_is_made": (of_little_that_is_made, 1),
+    "twice_the_same": (twice_the_same, 0),
+    "returned_too": (returned_too, 0),
+    "in_two_places": (in_two_places, 0),
 }
 
 

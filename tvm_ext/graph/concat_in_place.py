@@ -6,7 +6,8 @@
 
 f' writes rows as far apart as those of c (`tir.slices`). Nothing is copied, and a kernel that no
 longer exists need not be compiled. Concatenations of concatenations (DenseNet) share one tensor.
-OpenVINO and TensorRT do the same.
+OpenVINO and TensorRT do the same. What cannot be made in its place (an input, an output, what lies
+in another tensor already) is copied there, if that is the lesser part.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tvm_ext.tvm_api import (
     relax,
     static_extents,
     structural_walk,
+    te,
     tirx,
     tvm,
 )
@@ -39,8 +41,8 @@ CONCAT_AXIS = "tvm_ext.concat_axis"
 @tvm.transform.module_pass(opt_level=0, name="ConcatInPlace")
 @dataclass(frozen=True)
 class ConcatInPlace:
-    """Lowers call_tir to kernels and memory, and removes the concatenations whose operands kernels
-    make.
+    """Lowers call_tir to kernels and memory, and removes the concatenations whose operands are made
+    by kernels for the most part.
 
     lanes  a slice must be whole vectors of so many elements wide, or rows would cut them
     """
@@ -58,7 +60,7 @@ class ConcatInPlace:
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
                 found = places(function, kernels, self.lanes)
-                if found.of:
+                if found.copies:
                     placer.begin(function, found)
                     placer.builder_.update_func(variable, placer.visit_expr(function))
         return transform.DeadCodeElimination()(placer.builder_.get()) if kernels.variants else mod
@@ -95,8 +97,9 @@ class Places:
     names: dict[Any, Any]
     of: dict[Any, Place] = field(default_factory=dict)
     """The place of each allocated tensor that gets no memory of its own."""
-    dropped: set[Any] = field(default_factory=set)
-    """The variables bound to concatenations that are not needed."""
+    copies: dict[Any, list[tuple[Any, Place]]] = field(default_factory=dict)
+    """The variables bound to concatenations that are not needed, with what of each has to be copied
+    after all, and where to."""
 
     def find(self, var: Any) -> Place | None:
         """The place of a tensor by any of its names."""
@@ -141,6 +144,8 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
     found = Places(known.names)
 
     def movable(tensor: Any, strides: Strides) -> bool:
+        if tensor is None:
+            return False
         given = known.readers.get(tensor, [])
         written = sum(place in kernels.outputs(op) for op, place in given)
         fits = all(kernels.takes(op, place, strides) for op, place in given)
@@ -148,19 +153,35 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
 
     for bound, call in reversed(known.calls):
         axis = kernels.concat_axis(call.op)
-        *operands, whole = [known.names.get(argument) for argument in call.args]
-        if axis is None or None in (*operands, whole) or len(set(operands)) < len(operands):
+        *operands, target = call.args
+        whole = known.names.get(target)
+        if axis is None or whole is None:
             continue
-        shapes = [known.shapes[operand] for operand in operands]
+        shapes = [static_extents(operand.ty) or () for operand in operands]
         home = found.of.get(whole) or Place(whole, 0, dense_strides(known.shapes[whole]))
-        whole_vectors = all(prod(shape[axis:]) % lanes == 0 for shape in shapes)
-        if whole_vectors and all(movable(operand, home.strides) for operand in operands):
+        tensors = [known.names.get(operand) for operand in operands]
+        in_place = [
+            tensor not in tensors[:place] and movable(tensor, home.strides)
+            for place, tensor in enumerate(tensors)
+        ]
+        moved = sum(prod(shape) for shape, fits in zip(shapes, in_place, strict=True) if fits)
+        if not cuts_vectors(shapes, axis, lanes) and 2 * moved >= prod(known.shapes[whole]):
             begin = home.begin
-            for operand, shape in zip(operands, shapes, strict=True):
-                found.of[operand] = Place(home.root, begin, home.strides)
+            copies = found.copies.setdefault(bound, [])
+            for place, shape in enumerate(shapes):
+                here = Place(home.root, begin, home.strides)
+                if in_place[place]:
+                    found.of[tensors[place]] = here
+                else:
+                    copies.append((operands[place], here))
                 begin += shape[axis] * home.strides[axis]
-            found.dropped.add(bound)
     return found
+
+
+def cuts_vectors(shapes: Sequence[Sequence[int]], axis: int, lanes: int) -> bool:
+    """Whether rows of what is concatenated are no whole vectors, where there is more than one."""
+    several = any(prod(shape[:axis]) > 1 for shape in shapes)
+    return several and any(prod(shape[axis:]) % lanes for shape in shapes)
 
 
 def dense_strides(shape: Sequence[int]) -> Strides:
@@ -180,6 +201,10 @@ class _Kernels:
         self._outputs: dict[Any, frozenset[int]] = {}
         self._taken: dict[tuple[Any, int, Strides], bool] = {}
         self.variants: dict[tuple[Any, tuple[tuple[int, Strides], ...]], Any] = {}
+
+    def add(self, variable: Any, func: PrimFunc) -> None:
+        """A kernel that was not in the module."""
+        self._functions[variable] = func
 
     def get(self, variable: Any) -> PrimFunc | None:
         """The kernel of that name; None for anything else."""
@@ -219,6 +244,7 @@ class _Placer(relax.PyExprMutator):
     def __init__(self, mod: IRModule, kernels: _Kernels) -> None:
         super().__init__(mod)
         self._kernels = kernels
+        self._copies: dict[tuple[Any, str], Any] = {}
 
     def begin(self, function: Any, found: Places) -> None:
         """What is to become of the next function."""
@@ -234,7 +260,9 @@ class _Placer(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: Any) -> None:
         var = binding.var
-        if var in self._places.dropped:
+        if var in self._places.copies:
+            for operand, here in self._places.copies[var]:
+                self._copy(operand, here, binding.value)
             return
         if place := self._places.of.get(var):
             self._allocate(place.root)
@@ -250,6 +278,22 @@ class _Placer(relax.PyExprMutator):
         """The whole tensor, where the first of its parts is needed."""
         if binding := self._waiting.pop(root, None):
             super().visit_var_binding_(binding)
+
+    def _copy(self, operand: Any, place: Place, concat: Any) -> None:
+        """A kernel that puts one operand of a concatenation in its place."""
+        self._allocate(place.root)
+        source, shape = self._places.find(operand), static_extents(operand.ty) or ()
+        key = (shape, str(operand.ty.dtype))
+        if key not in self._copies:
+            x = te.placeholder(*key, name="x")
+            func = te.create_prim_func([x, te.compute(shape, lambda *at: x[at], name="copy")])
+            self._copies[key] = self.builder_.add_func(func, "copy")
+            self._kernels.add(self._copies[key], func)
+        slices = {1: place.strides} | ({0: source.strides} if source else {})
+        target = self.builder_.emit(self._view(operand, place))
+        args = [self.visit_expr(operand), target]
+        variant = self._variant(self._copies[key], slices)
+        self.builder_.emit(relax.Call(variant, args, concat.attrs, concat.ty_args))
 
     def _view(self, var: Any, place: Place) -> Any:
         length = span(static_extents(var.ty) or (), place.strides)

@@ -19,12 +19,18 @@ import numpy as np
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS
+from tvm_ext.graph.concat_in_place import CONCAT_AXIS, cuts_vectors
 from tvm_ext.graph.legalise_arg import ARGS
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, legalise_conv_transpose
 from tvm_ext.graph.legalise_maths import POINTWISE
-from tvm_ext.graph.legalise_norm import FUSES_PROLOGUE, NORMS, ints, static_shape
+from tvm_ext.graph.legalise_norm import (
+    FUSES_PROLOGUE,
+    NORMS,
+    STANDS_ALONE,
+    ints,
+    static_shape,
+)
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
@@ -140,17 +146,24 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
-def legalise_concat(builder: Any, call: Any, _: Legalise) -> Any:
-    """TVM's concatenation, marked as one for `ConcatInPlace`."""
+def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
+    """TVM's concatenation, marked as one for `ConcatInPlace`: what makes its operands is not fused
+    into it then, but told where to write."""
     shape = static_shape(call)
     if not shape or not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
         return None
     axis = int(call.attrs.axis) % len(shape)
+    parts = call.args[0].fields
+    made_here = all(
+        isinstance(part, relax.Var) and builder.lookup_binding(part) is not None for part in parts
+    )
+    extents = [static_shape(part) or () for part in parts]
+    in_place = made_here and not cuts_vectors(extents, axis, options.lanes)
     return builder.call_te(
-        lambda *parts: topi.concatenate(parts, axis),
-        *call.args[0].fields,
+        lambda *tensors: topi.concatenate(tensors, axis),
+        *parts,
         primfunc_name_hint="concatenate",
-        primfunc_attrs={CONCAT_AXIS: axis},
+        primfunc_attrs={CONCAT_AXIS: axis} | (STANDS_ALONE if in_place else {}),
     )
 
 

@@ -19,6 +19,7 @@ from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
@@ -41,6 +42,7 @@ __all__ = [
     "FoldLayout",
     "Fuse",
     "Legalise",
+    "LowerEinsum",
     "MemoryOrder",
     "Normalise",
     "Plan",
@@ -56,6 +58,7 @@ __all__ = [
 def graph_passes(hardware: HardwareModel) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled."""
     return [
+        LowerEinsum(),
         Normalise(),
         FoldLayout(),
         ChannelsLast(),

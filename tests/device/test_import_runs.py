@@ -53,13 +53,21 @@ node = helper.make_node
             {"s": RNG.standard_normal(6, np.float32)},
         ),
         make_model(
+            [
+                node("Einsum", ["q", "k"], ["a"], equation="blhk,bthk->bhlt"),
+                node("Einsum", ["a"], ["y"], equation="bhlt->thb"),
+            ],
+            [value("q", 2, 5, 3, 4), value("k", 2, 6, 3, 4)],
+            ["y", "a"],
+        ),
+        make_model(
             [node("Conv", ["a/b", "0"], ["c:0"]), node("Relu", ["c:0"], ["out.1"])],
             [value("a/b", 1, 3, 6, 6)],
             ["out.1"],
             {"0": RNG.standard_normal((8, 3, 3, 3), np.float32)},
         ),
     ],
-    ids=["operands", "opset 9", "functions", "names"],
+    ids=["operands", "opset 9", "functions", "einsum", "names"],
 )
 def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
     imported = import_onnx(model)

@@ -143,3 +143,9 @@ def test_a_kernel_is_made_once_for_all_places_in_tensors_alike() -> None:
     mod = module(lambda e, x, y: e(op.concat([e(op.nn.relu(x)), e(op.nn.relu(y))], 2)))
     functions = [f for f in ConcatInPlace(LANES)(mod).functions.values() if isinstance(f, PrimFunc)]
     assert [dense(function)[1] for function in functions] == [{1: (48, 16, 1)}]
+
+
+def test_no_two_functions_have_one_name() -> None:
+    placed = ConcatInPlace(LANES)(module(in_two_places))
+    symbols = [str(f.attrs.get("global_symbol", v.name_hint)) for v, f in placed.functions_items()]
+    assert len(set(symbols)) == len(symbols)

@@ -146,6 +146,10 @@ class _Importer(ONNXGraphImporter):
             if op_name in PAIRWISE:
                 join = PAIRWISE[op_name]
                 return reduce(lambda left, right: self.bb.normalize(join(left, right)), inputs)
+            if op_name == "Einsum":  # TVM's importer lowers it at once: no pass would know it
+                equation = attrs["equation"]
+                text = equation.decode() if isinstance(equation, bytes) else str(equation)
+                return relax.op.einsum(relax.Tuple(list(inputs)), text)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             # The base class prints the node's inputs, weights and all, on every Exception.

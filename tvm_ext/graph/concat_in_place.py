@@ -287,6 +287,7 @@ class _Placer(relax.PyExprMutator):
         if key not in self._copies:
             x = te.placeholder(*key, name="x")
             func = te.create_prim_func([x, te.compute(shape, lambda *at: x[at], name="copy")])
+            func = func.without_attr("global_symbol")
             self._copies[key] = self.builder_.add_func(func, "copy")
             self._kernels.add(self._copies[key], func)
         slices = {1: place.strides} | ({0: source.strides} if source else {})

@@ -88,6 +88,13 @@ def uses(expr: Any, variable: Any) -> bool:
     return any(found)
 
 
+def variables(expr: Any) -> list[Any]:
+    """The variables in an expression, one entry for each occurrence."""
+    found: list[Any] = []
+    structural_walk(expr, (tirx.Var, found.append))
+    return found
+
+
 def loop_with(loop: Any, body: Any, annotations: Any = None) -> Any:
     """The loop around another body, with other annotations if they are given."""
     kept = loop.annotations if annotations is None else annotations
@@ -243,5 +250,6 @@ __all__ = [
     "tvm",
     "tvm_version",
     "uses",
+    "variables",
     "with_narrow_indices",
 ]

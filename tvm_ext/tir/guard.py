@@ -19,8 +19,8 @@ from tvm_ext.tvm_api import (
     TensorLoad,
     opaque,
     structural_map,
-    structural_walk,
     tirx,
+    variables,
 )
 
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -44,20 +44,14 @@ def guarded(call: Any) -> Any:
     for term in terms(condition):
         if not isinstance(term, _COMPARISONS) or not (_is_linear(term.a) and _is_linear(term.b)):
             return call
-        bounded += _variables(term)
+        bounded += variables(term)
     indices = []
     for index, extent in zip(load.indices, load.source.shape, strict=True):
-        if any(variable.same_as(other) for variable in _variables(index) for other in bounded):
+        if any(variable.same_as(other) for variable in variables(index) for other in bounded):
             index = tirx.max(tirx.min(index, extent - 1), 0)
         indices.append(index)
     return tirx.Select(opaque(condition), tirx.BufferLoad(load.source, indices), otherwise)
 
 
-def _variables(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    structural_walk(expr, (tirx.Var, found.append))
-    return found
-
-
 def _is_linear(expr: Any) -> bool:
-    return linear(expr, {variable: i for i, variable in enumerate(_variables(expr))}) is not None
+    return linear(expr, {variable: i for i, variable in enumerate(variables(expr))}) is not None

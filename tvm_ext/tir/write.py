@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.cut_vectors import with_cut_vectors
 from tvm_ext.tir.grains import is_shared_out
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
@@ -60,7 +61,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     scheduled = with_shifts(prepared.schedule.mod["main"])
     if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
-    scheduled = with_squares(scheduled)
+    scheduled = with_cut_vectors(with_squares(scheduled))
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
     if is_shared_out(prepared.graph):

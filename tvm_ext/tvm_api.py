@@ -54,7 +54,7 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
-from tvm_ffi import Tensor, structural_map, structural_walk  # noqa: E402
+from tvm_ffi import Tensor, WalkResult, structural_map, structural_walk  # noqa: E402
 
 
 def element_bytes(buffer: Any) -> int:
@@ -222,6 +222,7 @@ __all__ = [
     "Target",
     "Tensor",
     "TensorLoad",
+    "WalkResult",
     "array_of",
     "check_install",
     "constant",

@@ -9,7 +9,10 @@ stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from msgspec import structs
 
 from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -152,15 +155,26 @@ def _split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV])
 
 
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
-    """The prepared function; None if it has no blocks this room understands."""
+    """The prepared function, its schedule the caller's own; None if it has no blocks this room
+    understands."""
+    known = _prepared(func)
+    if known is None:
+        return None
+    graph = structs.replace(known.graph, signature=signature)
+    return Prepared(known.schedule.copy(), graph, known.blocks)
+
+
+@lru_cache(maxsize=256)
+def _prepared(func: PrimFunc) -> Prepared | None:
+    """Kept, since a function is prepared when it is read and for every plan that is written."""
     func = with_narrow_indices(func)
     schedule = schedule_of(func)
-    graph = read_schedule(schedule, func, signature)
+    graph = read_schedule(schedule, func)
     if graph is None:
         return None
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     if _split_blocked(schedule, graph, blocks):
-        graph = read_schedule(schedule, func, signature)
+        graph = read_schedule(schedule, func)
         if graph is None:
             return None
     changed = False
@@ -172,7 +186,7 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
             except ScheduleError:
                 continue
     if changed:
-        graph = read_schedule(schedule, func, signature)
+        graph = read_schedule(schedule, func)
     if graph is None:
         return None
     return Prepared(schedule, graph, tuple(schedule.get_child_blocks(schedule.get_sblock("root"))))

@@ -10,7 +10,17 @@ import numpy as np
 
 from tvm_ext.tile.axis import Axis
 from tvm_ext.tile.graph import Access, AffineDim, Hole, Tensor, TileGraph, TileNode
-from tvm_ext.tvm_api import Analyzer, Call, PrimFunc, Schedule, TensorLoad, schedule_of, tirx
+from tvm_ext.tvm_api import (
+    Analyzer,
+    Call,
+    PrimFunc,
+    Schedule,
+    TensorLoad,
+    WalkResult,
+    schedule_of,
+    structural_walk,
+    tirx,
+)
 
 _SPECIAL_FLOPS = 10.0
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -40,12 +50,11 @@ def children(node: Any) -> Iterator[Any]:
         yield from (node.a, node.b)
 
 
-def loads(expr: Any) -> Iterator[Any]:
+def loads(expr: Any) -> list[Any]:
     """Every buffer load inside an expression, outermost first."""
-    if isinstance(expr, TensorLoad):
-        yield expr
-    for child in children(expr):
-        yield from loads(child)
+    found: list[Any] = []
+    structural_walk(expr, (TensorLoad, found.append), order="pre")
+    return found
 
 
 def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
@@ -59,16 +68,25 @@ def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
 
 def flops(expr: Any) -> float:
     """Floating-point operations of one evaluation; index arithmetic is free."""
-    if isinstance(expr, TensorLoad):
-        return 0.0
-    if isinstance(expr, tirx.Select):
-        return flops(expr.condition) + max(flops(expr.true_value), flops(expr.false_value))
-    own = 0.0
-    if isinstance(expr, _ARITHMETIC) and _is_float(expr):
-        own = 1.0
-    elif isinstance(expr, Call) and _is_float(expr):
-        own = 0.0 if getattr(expr.op, "name", "").endswith("if_then_else") else _SPECIAL_FLOPS
-    return own + sum(flops(child) for child in children(expr))
+    total = 0.0
+
+    def choice(node: Any) -> WalkResult:
+        nonlocal total
+        total += flops(node.condition) + max(flops(node.true_value), flops(node.false_value))
+        return WalkResult.SKIP
+
+    def arithmetic(node: Any) -> None:
+        nonlocal total
+        total += _is_float(node)
+
+    def call(node: Any) -> None:
+        nonlocal total
+        if _is_float(node) and not getattr(node.op, "name", "").endswith("if_then_else"):
+            total += _SPECIAL_FLOPS
+
+    kinds = [(tirx.Select, choice), (_ARITHMETIC, arithmetic), (Call, call)]
+    structural_walk(expr, [(TensorLoad, lambda _: WalkResult.SKIP), *kinds], order="pre")
+    return total
 
 
 def terms(condition: Any) -> Iterator[Any]:
@@ -80,18 +98,23 @@ def terms(condition: Any) -> Iterator[Any]:
         yield condition
 
 
-def _guards(expr: Any) -> Iterator[Any]:
+def _guards(expr: Any) -> list[Any]:
     """The terms of every condition outside which the value is zero."""
-    if isinstance(expr, Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
-        condition, _, otherwise = expr.args
-    elif isinstance(expr, tirx.Select):
-        condition, otherwise = expr.condition, expr.false_value
-    else:
-        condition = otherwise = None
-    if isinstance(otherwise, tirx.FloatImm) and otherwise.value == 0:
-        yield from terms(condition)
-    for child in children(expr):
-        yield from _guards(child)
+    found: list[Any] = []
+
+    def choice(condition: Any, otherwise: Any) -> None:
+        if isinstance(otherwise, tirx.FloatImm) and otherwise.value == 0:
+            found.extend(terms(condition))
+
+    def call(node: Any) -> None:
+        if getattr(node.op, "name", "").endswith("if_then_else"):
+            choice(node.args[0], node.args[2])
+
+    def select(node: Any) -> None:
+        choice(node.condition, node.false_value)
+
+    structural_walk(expr, [(Call, call), (tirx.Select, select)], order="pre")
+    return found
 
 
 def holes(expr: Any, axes: dict[Any, int], kinds: list[str]) -> tuple[Hole, ...]:

@@ -57,6 +57,38 @@ def _resnet(layer_type: str, widths: list[int], depths: list[int]) -> nn.Module:
     return tf.ResNetForImageClassification(config)
 
 
+class UNet(nn.Module):
+    """Ronneberger et al. 2015 at an eighth of its width, with batch norms and padding: transposed
+    convolutions on the way up, each beside what was kept on the way down."""
+
+    def __init__(self, width: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        ups = list(zip(widths[1:], widths, strict=False))[::-1]
+        self.down = nn.ModuleList(map(self._block, [3, *widths], widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(i, o, 2, stride=2) for i, o in ups)
+        self.join = nn.ModuleList(self._block(i, o) for i, o in ups)
+        self.head = nn.Conv2d(width, 2, 1)
+
+    @staticmethod
+    def _block(inputs: int, outputs: int) -> nn.Module:
+        def layer(inputs: int) -> list[nn.Module]:
+            conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            conv.gain = math.sqrt(2.0)
+            return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+        return nn.Sequential(*layer(inputs), *layer(outputs))
+
+    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, kept = pixel_values, []
+        for block in self.down:
+            x = block(x if not kept else nn.functional.max_pool2d(x, 2))
+            kept.append(x)
+        for up, join, skip in zip(self.up, self.join, kept[-2::-1], strict=True):
+            x = join(torch.cat([up(x), skip], dim=1))
+        return {"logits": self.head(x)}
+
+
 IMAGE: dict[str, tuple[int, ...]] = {"pixel_values": (3, 224, 224)}
 NETWORKS = {
     "mobilenet_v2": Network(
@@ -78,6 +110,10 @@ NETWORKS = {
     "convnext_tiny": Network(
         lambda: tf.ConvNextForImageClassification(tf.ConvNextConfig(num_labels=1000)), IMAGE
     ),
+    "segformer_b0": Network(
+        lambda: tf.SegformerForSemanticSegmentation(tf.SegformerConfig(num_labels=150)), IMAGE
+    ),
+    "unet": Network(UNet, IMAGE),
     "gpt2_64": Network(
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(use_cache=False, attn_implementation="eager")),
         {"input_ids": (64,), "attention_mask": (64,)},
@@ -114,6 +150,9 @@ def initialise(model: nn.Module, seed: int) -> None:
                 normal(weight, 0.1, mean=1.0)
             elif isinstance(module, nn.Conv2d):
                 normal(weight, getattr(module, "gain", 1.0) / math.sqrt(weight[0].numel()))
+            elif isinstance(module, nn.ConvTranspose2d):
+                seen = weight.shape[0] * weight[0, 0].numel() / math.prod(module.stride)
+                normal(weight, 1 / math.sqrt(seen))
             elif isinstance(module, nn.Linear | nn.Embedding):
                 normal(weight, 1 / math.sqrt(weight.shape[1]))
             elif isinstance(module, Conv1D):

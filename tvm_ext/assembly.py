@@ -92,8 +92,8 @@ def assemble(
     if outdated:
         notes = (
             *notes,
-            f"{outdated} kernels are not those measured when the log was written, by another "
-            "version of tvm_ext: their figures no longer hold; tune again to measure these",
+            f"{outdated} of {count} kernels are no longer those measured when the log was written, "
+            "by another version of tvm_ext or TVM; tune again to measure them",
         )
     say("linking")
     return link(lowered, {name: done[name] for name in lowered.tasks}, kernels, notes)

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from tvm_ext.graph.channels_last import ChannelsLast
+from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
@@ -61,7 +61,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         LowerEinsum(),
         Normalise(),
         FoldLayout(),
-        ChannelsLast(),
+        ChannelsLast(ALL_CONVOLUTIONS),
         FoldLayout(),
         ReadPlanes(),
         Normalise(),

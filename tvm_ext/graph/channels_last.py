@@ -8,12 +8,11 @@ from functools import partial
 from tvm_ext.graph.layout_perm import Perm, identity
 from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED
 from tvm_ext.tvm_api import Call, IRModule, ir, relax, tvm
 
-CONVOLUTIONS = (
-    *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"),
-    *("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose"),
-)
+CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+ALL_CONVOLUTIONS = (*CONVOLUTIONS, *TRANSPOSED)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
@@ -34,7 +33,8 @@ class ChannelsLast:
     It does the work of TVM's `ConvertLayout`, which fails on models that reshape or expand a
     four-dimensional tensor to another rank.
 
-    convolutions: the operators that ask for channels-last; others stay in NCHW.
+    convolutions: the operators that ask for channels-last; others stay in NCHW. Transposed
+    convolutions do so in `ALL_CONVOLUTIONS`, for `Legalise`: TVM lowers them in NCHW only.
     """
 
     convolutions: tuple[str, ...] = CONVOLUTIONS
@@ -66,7 +66,7 @@ class _Rewriter(relax.PyExprMutator):
         self.rules = {
             name: rule
             for name, rule in RULES.items()
-            if name in convolutions or name not in CONVOLUTIONS
+            if name in convolutions or name not in ALL_CONVOLUTIONS
         }
         self.nested = False
         self.replaced: set[ir.GlobalVar] = set()

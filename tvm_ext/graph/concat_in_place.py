@@ -158,6 +158,8 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
         if axis is None or whole is None:
             continue
         shapes = [static_extents(operand.ty) or () for operand in operands]
+        if not all(shapes):
+            continue
         home = found.of.get(whole) or Place(whole, 0, dense_strides(known.shapes[whole]))
         tensors = [known.names.get(operand) for operand in operands]
         in_place = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from msgspec import structs
@@ -37,6 +38,8 @@ class Prepared:
     blocks: tuple[SBlockRV, ...]
 
 
+_COPYING = Lock()
+"""Held while a kept schedule is copied: TVM's calls release Python's own lock."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
 
@@ -93,12 +96,13 @@ def _phased_axes(node: TileNode) -> dict[int, int]:
             if dim is None or not dim.mod or dim.div > 1 or len(steps) != 1:
                 continue
             (axis,) = steps
+            whole = node.axes[axis].kind == "space" and node.axes[axis].extent % dim.mod == 0
             quotients = [
                 other
                 for other in node.reads
                 if any(d and d.div == dim.mod and d.coeffs[axis] == 1 for d in other.dims)
             ]
-            if node.axes[axis].kind == "space" and quotients and read not in quotients:
+            if whole and quotients and read not in quotients:
                 found[axis] = dim.mod
     return found
 
@@ -160,8 +164,9 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     known = _prepared(func)
     if known is None:
         return None
-    graph = structs.replace(known.graph, signature=signature)
-    return Prepared(known.schedule.copy(), graph, known.blocks)
+    with _COPYING:
+        schedule = known.schedule.copy()
+    return Prepared(schedule, structs.replace(known.graph, signature=signature), known.blocks)
 
 
 @lru_cache(maxsize=256)

@@ -273,3 +273,29 @@ def test_a_function_is_tuned_on_the_fleet(served, tmp_path):
     assert all(record.ok and record.drift == 1.0 for record in records)
     with pytest.raises(FleetError, match="no server of key 'toaster'"):
         tvm_ext.tune_tir(func, log=tmp_path, num_threads=2, fleet=(served[0].address, "toaster"))
+
+
+LOST = """
+import os, signal, socket, time
+from tvm.rpc import server
+from tvm_ext.measure.device import serve_device
+
+def listen(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        server._listen_loop = lambda *_: time.sleep(60)
+        raise RuntimeError("an interrupt that TVM turned into an error")
+
+server._listen_loop = listen
+serve_device(socket.create_server(("127.0.0.1", 0)), "127.0.0.1:1", "box", print)
+print("ended")
+"""
+
+
+def test_an_interrupt_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", LOST], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "ended"

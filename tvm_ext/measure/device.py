@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from multiprocessing import active_children
 
 import tvm_ffi
@@ -20,6 +19,8 @@ from tvm_ext.measure.tracker import split_address
 
 ALARM = "tvm_ext.alarm"
 """Remote function: end this session in so many seconds unless set anew."""
+AGAIN_S = 1.0
+"""An interrupt that was lost is raised again after so long."""
 PART_THREADS = "tvm_ext.part_threads"
 """Remote function: start the thread pool, keep the calling thread off its cores."""
 
@@ -35,8 +36,9 @@ def serve_device(
     logging.getLogger("RPCServer").setLevel(logging.WARNING)
     tvm_ffi.register_global_func(ALARM, _set_alarm)
     tvm_ffi.register_global_func(PART_THREADS, part_threads)
-    # Ctrl-C reaches the whole terminal group; a session is ended below, without a traceback.
-    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGINT, signal.SIG_IGN))
+    os.register_at_fork(after_in_child=_leave_signals)
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGALRM, _interrupt)
     home, port = os.getcwd(), listener.getsockname()[1]
     try:
         while True:
@@ -48,8 +50,23 @@ def serve_device(
     except KeyboardInterrupt:
         pass
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for session in active_children():
             session.kill()
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    """Raises KeyboardInterrupt, and does so again until the server has ended: raised inside a call
+    back from TVM, it becomes one of the errors after which we serve on."""
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    raise KeyboardInterrupt
+
+
+def _leave_signals() -> None:
+    """In a session: Ctrl-C reaches the whole terminal group, and the server ends its sessions; an
+    alarm ends the session."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def serve_tracker(listener: socket.socket) -> None:

@@ -58,8 +58,9 @@ def _resnet(layer_type: str, widths: list[int], depths: list[int]) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. 2015 at an eighth of its width, with batch norms and padding: transposed
-    convolutions on the way up, each beside what was kept on the way down."""
+    """Ronneberger et al. 2015 at half its width and with three of its four levels, with batch norms
+    and padding: transposed convolutions on the way up, each beside what was kept on the way down.
+    """
 
     def __init__(self, width: int = 32, depth: int = 3) -> None:
         super().__init__()

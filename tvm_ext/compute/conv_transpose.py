@@ -40,14 +40,17 @@ class TransposedGeometry(msgspec.Struct, frozen=True):
         """
         return self.strides[axis] > 2 and self.pad[axis] % self.strides[axis] > 0
 
+    def reach(self, axis: int) -> int:
+        """Elements of the input from the first to the last that one output sees."""
+        return (self.kernel[axis] - 1) // self.strides[axis]
+
     def taps(self, axis: int) -> int:
         """Taps of the kernel that one output sees; some phases see a zero."""
-        return -(-self.kernel[axis] // self.strides[axis]) + self.carries(axis)
+        return self.reach(axis) + 1 + self.carries(axis)
 
     def places(self, axis: int) -> tuple[list[int], list[int]]:
         """Phase and tap of every element of the kernel. The last one meets the first input."""
-        stride, pad = self.strides[axis], self.pad[axis]
-        last = -(-self.kernel[axis] // stride) - 1
+        stride, pad, last = self.strides[axis], self.pad[axis], self.reach(axis)
         phases = [(k - pad) % stride for k in range(self.kernel[axis])]
         late = [self.carries(axis) * ((phase + pad % stride) // stride) for phase in phases]
         return phases, [last - k // stride + carry for k, carry in enumerate(late)]
@@ -84,7 +87,7 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
     rank = len(geometry.kernel)
     before, after, ahead = [], [], []
     for axis, (stride, pad) in enumerate(zip(geometry.strides, geometry.pad, strict=True)):
-        reach = -(-geometry.kernel[axis] // stride) - 1
+        reach = geometry.reach(axis)
         last = geometry.whole_size[axis] // stride - 1 + pad // stride + (pad % stride > 0)
         before.append(max(0, reach - pad // stride))
         after.append(max(0, last - int(x.shape[axis + 1]) + 1))

@@ -173,7 +173,7 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
         if isinstance(inner, tirx.IntImm) and not mod and int(inner.value) % div == 0:
             # (i % m) // d = (i // d) % (m / d) where d divides m
             mod, expr = int(inner.value) // div, expr.a
-    parts = list(summands(expr))
+    parts = list(_summands(expr))
     whole = [part for part in parts if not _is_quotient(part)]
     if div == 1 and len(whole) == len(parts) - 1:
         # i + j // d = (i * d + j) // d
@@ -189,11 +189,11 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
     return AffineDim(coeffs, sum(form[1] for form in known), div, mod)
 
 
-def summands(expr: Any) -> Iterator[Any]:
+def _summands(expr: Any) -> Iterator[Any]:
     """What an index is the sum of."""
     if isinstance(expr, tirx.Add):
-        yield from summands(expr.a)
-        yield from summands(expr.b)
+        yield from _summands(expr.a)
+        yield from _summands(expr.b)
     else:
         yield expr
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import tvm_ext
 from tvm_ext.errors import ModelError
+from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import Built
@@ -203,4 +204,6 @@ def make_manifest(
         code_hash=hash_text("\n".join(hashes)),
         versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
         notes=notes,
+        anywhere=True,
+        own_outputs=own_outputs(lowered.mod["main"]),
     )

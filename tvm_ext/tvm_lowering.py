@@ -21,7 +21,7 @@ LEFT_OUT = ("s_tir.RenormalizeSplitPattern", "tirx.RemoveNoOp")
 instruction: LLVM does the same sooner."""
 TIR_PIPELINE = "tvm_ext"
 """TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, with tasks of
-marked functions handed out and register tiles on the stack."""
+marked functions handed out, register tiles on the stack and arguments anywhere in memory."""
 KERNEL_PIPELINE = "tvm_ext_kernel"
 """The same for kernels whose arguments are known to fit: without the checks of each one's type,
 shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""
@@ -45,11 +45,20 @@ def _on_stack(alloc: Any) -> Any:
     return tirx.AllocBuffer(buffer, marks, alloc.span)
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="KeepOnStack")
-def keep_on_stack(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Register tiles stay on the stack, where LLVM turns them into registers."""
-    found = structural_map(func.body, [(tirx.AllocBuffer, _on_stack)], order="post")
-    return func.with_body(found)
+def _anywhere(attribute: Any) -> Any:
+    """Takes back TVM's promise that an argument begins at a cache line: arrays of numpy do not, and
+    need not be copied to be handed over."""
+    if attribute.attr_key != "storage_alignment":
+        return attribute
+    return tirx.AttrStmt(attribute.node, attribute.attr_key, 1, attribute.body, attribute.span)
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="PlaceBuffers")
+def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Register tiles stay on the stack, where LLVM turns them into registers; arguments may lie
+    anywhere."""
+    kinds = [(tirx.AllocBuffer, _on_stack), (tirx.AttrStmt, _anywhere)]
+    return func.with_body(structural_map(func.body, kinds, order="post"))
 
 
 def _tir_pipeline() -> tuple[Any, Any, Any]:
@@ -63,7 +72,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
             return lower(mod)
 
     def host() -> Any:
-        return tvm.transform.Sequential([steal_tasks, keep_on_stack, finalize_host()])
+        return tvm.transform.Sequential([steal_tasks, place_buffers, finalize_host()])
 
     return run, host, finalize_device
 

@@ -48,7 +48,11 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An artifact's inputs and outputs, kernels, target and origin."""
+    """An artifact's inputs and outputs, kernels, target and origin.
+
+    anywhere     whether inputs may begin at any address, not at cache lines only
+    own_outputs  places of the outputs that each run makes in memory of their own
+    """
 
     version: int
     model: str
@@ -62,6 +66,8 @@ class Manifest(msgspec.Struct, frozen=True):
     code_hash: str
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    anywhere: bool = False
+    own_outputs: tuple[int, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tvm_ext.hardware import physical_cores
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, load_artifact
-from tvm_ext.runtime.machine import Machine, tensor, to_arrays
+from tvm_ext.runtime.machine import Machine, shared, tensor, to_arrays
 from tvm_ext.runtime.profile import profile, random_inputs
 from tvm_ext.runtime.threads import use_threads
 
@@ -48,8 +49,8 @@ class Compiled:
         self._module = module
         self._source = source
         self._parts = parts
+        self._names = tuple(info.name for info in manifest.inputs)
         self.manifest = manifest
-        self._machine: Machine | None = None
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -62,15 +63,18 @@ class Compiled:
         return self.manifest.outputs
 
     def __call__(self, *given: Any, **named: Any) -> list[np.ndarray]:
-        """Runs the model once. Raises InputError for a wrong name, count, dtype or shape."""
-        tensors = [tensor(array) for array in self.bind(*given, **named)]
-        return to_arrays(self._main()(*tensors))
+        """Runs the model once. Raises InputError for a wrong name, count, dtype or shape.
 
+        Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
+        """
+        hand_over = shared if self.manifest.anywhere else tensor
+        result = self._main(*map(hand_over, self.bind(*given, **named)))
+        return to_arrays(result, self.manifest.own_outputs)
+
+    @cached_property
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships."""
-        if self._machine is None:
-            self._machine = Machine(self._module)
-        return self._machine["main"]
+        return Machine(self._module)["main"]
 
     def bind(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """The inputs as contiguous arrays in model order, checked."""
@@ -78,26 +82,20 @@ class Compiled:
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             given |= arrays[0]
             arrays = ()
-        names = [info.name for info in self.inputs]
+        names = self._names
         if len(arrays) > len(names):
             raise InputError(
                 f"inputs: {len(arrays)} given, the model takes {len(names)}: {', '.join(names)}"
             )
-        given |= dict(zip(names, arrays, strict=False))
-        unknown = sorted(set(given) - set(names))
-        if unknown:
-            raise InputError(
-                f"input {unknown[0]!r}: the model has no such input; it takes {', '.join(names)}"
-            )
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise InputError(f"input {missing[0]!r}: not given; the model takes {', '.join(names)}")
+        given |= zip(names, arrays, strict=False)
+        if given.keys() != set(names):
+            raise InputError(_other_names(given, names))
         return [_checked(info, given[info.name]) for info in self.inputs]
 
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
         tensors = [tensor(array) for array in self.bind(*arrays, **named)]
-        main = self._main()
+        main = self._main
         main(*tensors)
         times = []
         for _ in range(repeats):
@@ -146,9 +144,22 @@ class Report:
         return plain
 
 
+def _other_names(given: Iterable[str], names: Sequence[str]) -> str:
+    """What is wrong with inputs that do not have the model's names."""
+    unknown = sorted(set(given).difference(names))
+    if unknown:
+        return f"input {unknown[0]!r}: the model has no such input; it takes {', '.join(names)}"
+    missing = next(name for name in names if name not in given)
+    return f"input {missing!r}: not given; the model takes {', '.join(names)}"
+
+
+_dtype_name = cache(str)
+"""The name of a numpy type, which takes numpy longer to make than a small model to run."""
+
+
 def _checked(info: TensorInfo, value: Any) -> np.ndarray:
     array = np.asarray(value)
-    if str(array.dtype) != info.dtype:
+    if _dtype_name(array.dtype) != info.dtype:
         raise InputError(
             f"input {info.name!r}: dtype {array.dtype}, the model takes {info.dtype}; "
             f"convert it with .astype({info.dtype!r})"
@@ -158,4 +169,4 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
             f"input {info.name!r}: shape {array.shape}, the model was compiled for {info.shape}; "
             "compile again with other shapes"
         )
-    return np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

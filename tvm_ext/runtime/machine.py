@@ -9,8 +9,8 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from tvm_ext.errors import InstallError
 from tvm_ext.without_torch import without_torch
 
 _CPU, _POOLED = 1, 2
+LARGE_BYTES = 1 << 16
+"""The pool hands out whole pages: many small results that are kept would each hold one."""
 Instrument = Callable[..., None]
 
 
@@ -52,13 +54,34 @@ def tensor(array: np.ndarray) -> Any:
     return room
 
 
-def to_arrays(result: Any) -> list[np.ndarray]:
-    """What a model returned, a tensor or a tuple of them, as arrays of their own."""
+def shared(array: np.ndarray) -> Any:
+    """The array itself as a tensor, or a copy where it has gaps, is read-only, or is of a type that
+    numpy does not hand over."""
+    if array.flags.carray:
+        with suppress(BufferError, TypeError, RuntimeError):
+            return ffi().from_dlpack(array)
+    return tensor(array)
+
+
+def to_arrays(result: Any, own: Container[int] = ()) -> list[np.ndarray]:
+    """What a model returned, a tensor or a tuple of them, as arrays that nothing else writes to.
+
+    Large ones whose places are in `own` are the memory that the model wrote, which goes back to its
+    pool with the array; of all others that is a copy.
+    """
     tensors = [result] if isinstance(result, ffi().Tensor) else list(result)
-    return [_array(value) for value in tensors]
+    return [_array(value, place in own) for place, value in enumerate(tensors)]
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, own: bool) -> np.ndarray:
+    try:
+        view = np.from_dlpack(value)
+    except (BufferError, TypeError, RuntimeError):
+        return _copied(value)
+    return view if own and view.nbytes >= LARGE_BYTES else view.copy()
+
+
+def _copied(value: Any) -> np.ndarray:
     array = np.empty(tuple(value.shape), str(value.dtype))
     address = ctypes.c_void_p(array.ctypes.data)
     _function("runtime.TVMTensorCopyToBytes")(value, address, array.nbytes)

@@ -23,8 +23,9 @@ from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import vectorise_last
 from tvm_ext.tvm_api import SBlockRV
 
-PARTIAL_VECTORS = (4, 2, 1)
-"""Vectors of partial results: four hide the latency of an addition on current cores."""
+PARTIAL_VECTORS = (4, 3, 5, 7, 2, 1)
+"""Vectors of partial results, the first that divide the row: four hide the latency of an addition
+on current cores."""
 
 
 def write_rows(prepared: Prepared, plan: TilePlan) -> None:

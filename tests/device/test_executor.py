@@ -1,0 +1,92 @@
+"""How arrays are handed to a model and come back: not copied where nothing can go wrong."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx_models import make_model, value
+
+import tvm_ext
+from tvm_ext.runtime.executor import Compiled
+from tvm_ext.runtime.machine import LARGE_BYTES
+
+ROWS, COLUMNS = 128, 192
+CONSTANT = np.full((ROWS, COLUMNS), 7, np.float32)
+X = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    """Outputs: made by a kernel; the same once more; the input itself; a constant; small."""
+    assert X.nbytes >= LARGE_BYTES
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale"], ["norm"]),
+        helper.make_node("Identity", ["norm"], ["again"]),
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("Identity", ["c"], ["constant"]),
+        helper.make_node("ReduceMax", ["x"], ["small"], axes=[1]),
+    ]
+    names = ["norm", "again", "same", "constant", "small"]
+    constants = {"scale": np.ones(COLUMNS, np.float32), "c": CONSTANT}
+    model = make_model(nodes, [value("x", ROWS, COLUMNS)], names, constants)
+    return tvm_ext.compile(model)
+
+
+def expected(x: np.ndarray) -> list[np.ndarray]:
+    centred = x - x.mean(1, keepdims=True)
+    norm = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    return [norm, norm, x, CONSTANT, x.max(1, keepdims=True)]
+
+
+def assert_right(outputs: list[np.ndarray], x: np.ndarray) -> None:
+    for output, wanted in zip(outputs, expected(x), strict=True):
+        np.testing.assert_allclose(output, wanted, atol=1e-5)
+
+
+def at_offset(array: np.ndarray, offset: int) -> np.ndarray:
+    """The array `offset` bytes behind the begin of a cache line."""
+    room = np.zeros(array.nbytes + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + offset
+    moved = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16, 33])
+def test_inputs_may_begin_anywhere(compiled: Compiled, offset: int) -> None:
+    moved = at_offset(X, offset)
+    assert moved.ctypes.data % 64 == offset
+    assert_right(compiled(moved), X)
+
+
+def test_inputs_may_be_read_only_or_have_gaps(compiled: Compiled) -> None:
+    fixed = X.copy()
+    fixed.flags.writeable = False
+    assert_right(compiled(fixed), X)
+    assert_right(compiled(np.repeat(X, 2, axis=1)[:, ::2]), X)
+    assert_right(compiled(np.asfortranarray(X)), X)
+
+
+def test_outputs_are_the_callers_alone(compiled: Compiled) -> None:
+    """Whatever is written into them, inputs, constants, other outputs and later runs stay."""
+    x = X.copy()
+    first = compiled(x)
+    for one, other in pairwise(first):
+        assert not np.shares_memory(one, other)
+    for output in first:
+        assert output.flags.writeable
+        output[...] = -1
+    np.testing.assert_array_equal(x, X)
+    second = compiled(x)
+    assert_right(second, X)
+    third = compiled(2 * X)
+    assert_right(second, X)
+    assert_right(third, 2 * X)
+
+
+def test_the_manifest_says_which_outputs_are_made_anew(compiled: Compiled) -> None:
+    assert compiled.manifest.anywhere
+    assert compiled.manifest.own_outputs == (0, 4)

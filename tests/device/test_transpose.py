@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
+from tvm_ext.planner import make_task, plan_task
 from tvm_ext.tile.plan import Attach, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import PrimFunc, Target, te, tvm
+from tvm_ext.verify import check
 
 
 def scores(rows: int, heads: int, inner: int, step: int = 1, factor: float = 1.0) -> PrimFunc:
@@ -70,10 +74,10 @@ def test_squares_are_exchanged_in_registers(machine: str, size: int) -> None:
     np.testing.assert_allclose(found, np.einsum("ihc,jhc->hij", q, k), rtol=1e-4, atol=1e-4)
 
 
-def test_a_copy_that_computes_is_left_to_loops() -> None:
+def test_what_is_computed_on_the_way_is_computed_on_turned_rows() -> None:
     func = scores(64, 2, 32, factor=2.0)
     plan = plan_of(func, "cpu/x86-avx512")
-    assert "T.Shuffle" not in write(func, plan).script()
+    assert "T.Shuffle" in write(func, plan).script()
     q, k, found = values(func, plan)
     np.testing.assert_allclose(found, 2 * np.einsum("ihc,jhc->hij", q, k), rtol=1e-4, atol=1e-4)
 
@@ -89,3 +93,43 @@ def test_what_is_no_square_is_copied_in_loops(rows: int, heads: int, inner: int,
     q, k, found = values(func, plan)
     expected = np.einsum("ihc,jhc->hij", q, k[::step][: rows // step])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def turned(channels: int, height: int, width: int, columns: str) -> PrimFunc:
+    """An image with channels last, as planes: `copy`, with a bias and another image added
+    (`sum`), or with a second transposed image (`both`)."""
+    x = te.placeholder((height, width, channels), "float32", "x")
+    bias = te.placeholder((channels,), "float32", "bias")
+    other = te.placeholder((channels, height, width), "float32", "other")
+    second = te.placeholder((height, width, channels), "float32", "second")
+
+    def element(c: te.Var, h: te.Var, w: te.Var) -> Any:
+        if columns == "copy":
+            return x[h, w, c]
+        if columns == "sum":
+            return te.max(x[h, w, c] + bias[c] + other[c, h, w], 0.0)
+        return x[h, w, c] * second[h, w, c]
+
+    y = te.compute((channels, height, width), element, name="y")
+    given = {"copy": [x], "sum": [x, bias, other], "both": [x, second]}
+    return te.create_prim_func([*given[columns], y])
+
+
+@pytest.mark.parametrize("columns", ["copy", "sum", "both"])
+@pytest.mark.parametrize(
+    ("channels", "height", "width"),
+    [(32, 16, 32), (48, 7, 56), (33, 5, 29), (16, 1, 16), (61, 61, 61), (3, 20, 20), (20, 9, 7)],
+)
+def test_planes_are_written_by_squares(
+    channels: int, height: int, width: int, columns: str
+) -> None:
+    """Whole squares, last ones moved back, and images too narrow for any."""
+    func = turned(channels, height, width, columns)
+    planned = plan_task(make_task(func, "turned"), resolve("cpu"), alone=True)
+    assert planned.option.source == "picker", planned.reasons
+    lanes = resolve("cpu").lanes(4)
+    if min(channels, width) >= lanes:
+        assert "T.Shuffle" in planned.func.script()
+    kernel = build(planned.func, Target(resolve("cpu").target))
+    assert isinstance(kernel, Built), kernel
+    assert not check(planned, kernel.main)

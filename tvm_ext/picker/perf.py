@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, prod
+from math import ceil, log2, prod
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +27,9 @@ from tvm_ext.picker.traffic import (
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     is_small_window,
+    is_square,
     leaves_holes_out,
+    vector_axis,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -102,10 +104,13 @@ def register_cycles(
     steps = prod(tile.extents[axis] for axis in node.reduce)
     vectors = points / max(1, steps) / wasted
     loads = 0.0
+    square = is_square(node, tile, lanes)
+    own = [axis for axis in (vector_axis(node),) if axis is not None]
+    wide = node.space if node.kind == "reduce" or square else own
     for access in node.reads:
         shape = shapes[access.tensor]
         vectors_wide = any(
-            tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in node.space
+            tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in wide
         )
         # an element that several unrolled iterations read is loaded once (a sliding window)
         elements = min(prod(touched(access, tile, shape)), tile.points)
@@ -118,6 +123,8 @@ def register_cycles(
     spill = (
         max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
     )
+    if square:  # shuffles have one port
+        issue += lanes * log2(lanes)
     busy = overlapped_us(issue, fetch) if node.kind == "reduce" else max(issue, fetch)
     return max(busy, chain) + spill
 

@@ -24,7 +24,7 @@ from tvm_ext.picker.anchor import (
 )
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
-from tvm_ext.picker.order import loop_order
+from tvm_ext.picker.order import loop_order, plain_order
 from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
@@ -41,6 +41,7 @@ from tvm_ext.tile.classify import (
     TransformChain,
     has_no_gaps,
     is_flat,
+    is_square,
     loops_in_use,
     pads_whole_vectors,
     producers,
@@ -278,6 +279,8 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
             order = loop_order(graph, node, vector, core, hw)
+            if is_square(node, register, lanes):
+                order = plain_order(node)
             plan = TilePlan(
                 rule="tile",
                 anchor=anchor,

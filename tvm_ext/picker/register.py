@@ -15,7 +15,7 @@ from tvm_ext.picker.align import (
     vector_extents,
 )
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_small_window, shares_index
+from tvm_ext.tile.classify import is_small_window, is_square, shares_index, transposed_axis
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.shift import shiftable
 
@@ -44,6 +44,8 @@ def register_tiles(
     if hollow := list(hollow_tiles(node, vector, lanes, hw)):
         yield from hollow
         return
+    squares = list(square_tiles(node, lanes))
+    yield from squares
     rows = row_axes(node, vector)
     last = rows[-1] if rows else None
     before = rows[-2] if len(rows) > 1 else None
@@ -86,7 +88,19 @@ def register_tiles(
                             extents[axis] = size
                     for axis, size in step.items():
                         extents[axis] = size
-                    yield Tile(tuple(extents))
+                    tile = Tile(tuple(extents))
+                    if tile not in squares:
+                        yield tile
+
+
+def square_tiles(node: TileNode, lanes: int) -> Iterator[Tile]:
+    """The register tile of a transposition that goes by squares of vectors."""
+    across = transposed_axis(node)
+    if across is not None:
+        sides = (across, len(node.axes) - 1)
+        tile = Tile(tuple(lanes if axis in sides else 1 for axis in range(len(node.axes))))
+        if tile.fits(node.axes) and is_square(node, tile, lanes):
+            yield tile
 
 
 def holds_window(node: TileNode, step: dict[int, int]) -> bool:

@@ -48,12 +48,28 @@ def is_flat(graph: TileGraph, node: TileNode) -> bool:
 
 
 def transposed_axis(node: TileNode) -> int | None:
-    """The axis that lies side by side in what a copy reads but not in what it writes."""
-    if node.kind != "map" or len(node.reads) != 1 or not is_affine(node) or not node.axes:
+    """The axis that lies side by side in what a map reads but not in what it writes."""
+    if node.kind != "map" or not is_affine(node) or not node.axes:
         return None
-    last = node.reads[0].dims[-1:]
-    axes = [axis for axis in node.space if any(dim.coeffs[axis] == 1 for dim in last if dim)]
-    return axes[0] if len(axes) == 1 and axes[0] != len(node.axes) - 1 else None
+    last = len(node.axes) - 1
+    found = set()
+    for read in node.reads:
+        dims = read.dims[-1:]
+        along = [axis for axis in node.space if any(dim and dim.coeffs[axis] == 1 for dim in dims)]
+        if len(along) == 1 and along[0] != last and read.uses(last):
+            found.add(along[0])
+    return found.pop() if len(found) == 1 else None
+
+
+def is_square(node: TileNode, tile: Tile, lanes: int) -> bool:
+    """Whether a register tile of a transposition goes by squares of vectors (`tir.transpose`)."""
+    across = transposed_axis(node)
+    return (
+        across is not None
+        and lanes > 1
+        and vector_axis(node) == len(node.axes) - 1
+        and tile.extents[across] == tile.extents[-1] == lanes
+    )
 
 
 def shares_index(node: TileNode, axis: int) -> bool:

@@ -12,7 +12,13 @@ its own pays only for a tail of whole vectors that would be much longer moved ba
 from __future__ import annotations
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_affine, shares_index, vector_axis
+from tvm_ext.tile.classify import (
+    is_affine,
+    is_square,
+    shares_index,
+    transposed_axis,
+    vector_axis,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 
@@ -49,7 +55,9 @@ def is_parted(node: TileNode, axis: int, core: Tile, register: Tile, lanes: int)
     are 7 and 6, not 14."""
     extent, size = node.axes[axis].extent, register.extents[axis]
     tail = extent % size
-    if not tail or core.extents[axis] < extent or (axis == vector_axis(node) and tail % lanes):
+    square = is_square(node, register, lanes) and axis == transposed_axis(node)
+    vectors = square or axis == vector_axis(node)
+    if not tail or core.extents[axis] < extent or (vectors and tail % lanes):
         return False
     return size - tail > extent * WORTH_A_LOOP
 

@@ -1,8 +1,8 @@
 """Transposed copies by squares of vectors: rows loaded, exchanged in registers, stored as columns.
 
-    for i < 16: for j < 16 (vector): y[.., i, j] = x[.., j, .., i]
+    for i < 16: for j < 16 (vector): y[.., i, j] = f(x[.., j, .., i])
         →
-    r[j] = x[.., j, .., 0:16] for 16 rows;  four rounds of shuffles;  y[.., i, 0:16] = r[i]
+    r[j] = x[.., j, .., 0:16] for 16 rows;  four rounds of shuffles;  y[.., i, 0:16] = f(r[i])
 
 Written as a loop, every vector is put together from 16 loads (12 products of 128 x 64 by 64 x 128
 transposed: 64 us, in squares 54). The rounds are those of Eklundh, "A fast computer method for
@@ -15,67 +15,155 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from tvm_ffi import structural_equal
+
+from tvm_ext.tir.read import loads
 from tvm_ext.tvm_api import (
+    Analyzer,
     PrimFunc,
     Schedule,
     TensorLoad,
+    ir,
+    loop_with,
     s_tir,
     structural_map,
-    structural_walk,
+    substitute,
     tirx,
+    uses,
 )
 
 SQUARE = "tvm_ext.square"
-"""Annotation of a block that copies one square."""
+"""Annotation of the outer one of two loops that copy a square."""
 
 
-def mark_square(schedule: Schedule, loop: Any, size: int) -> None:
-    """Makes the two innermost loops, from `loop` on, a block that `with_squares` finds."""
-    schedule.annotate(schedule.blockize(loop), SQUARE, size)
+def mark_square(schedule: Schedule, loop: Any) -> None:
+    """Has `with_squares` find a loop and the vector loop inside it."""
+    schedule.annotate(loop, SQUARE, 1)
 
 
 def with_squares(func: PrimFunc) -> PrimFunc:
-    """The scheduled function with every marked block written as loads, shuffles and stores."""
-    return func.with_body(structural_map(func.body, [(s_tir.SBlock, _rewritten)], order="post"))
+    """The scheduled function with every marked pair of loops as loads, shuffles and stores, where
+    it copies a whole square; others stay loops."""
+    return func.with_body(structural_map(func.body, [(tirx.For, _rewritten)], order="post"))
 
 
-def _rewritten(block: Any) -> Any:
-    size = int(block.annotations[SQUARE]) if SQUARE in block.annotations else 0
-    if not size:
-        return block
-    kept = {name: value for name, value in block.annotations.items() if name != SQUARE}
-    source, target = block.reads[0], block.writes[0]
-    across, along = _row(source, size), _row(target, size)
-    dtype = str(source.source.dtype)
-    if across is None or along is None or not _copies(block.body):
-        return _with(block, block.body, [], kept)
+def _rewritten(loop: Any) -> Any:
+    if SQUARE not in loop.annotations:
+        return loop
+    kept = {name: value for name, value in loop.annotations.items() if name != SQUARE}
+    return _square(loop) or loop_with(loop, loop.body, kept)
+
+
+def _square(loop: Any) -> Any:
+    """The two loops as a block of their own; None where they read nothing transposed."""
+    inner, size = loop.body, int(loop.extent)
+    realize = getattr(inner, "body", None)
+    if not isinstance(realize, s_tir.SBlockRealize) or int(inner.extent) != size:
+        return None
+    store = realize.block.body
+    always = isinstance(realize.predicate, tirx.IntImm) and realize.predicate.value
+    if not always or not isinstance(store, tirx.BufferStore):
+        return None
+    bound = dict(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values, strict=True))
+    sides = loop.loop_var, inner.loop_var
+    target = _Side(
+        store.buffer, [substitute(index, bound) for index in store.indices], sides[::-1], size
+    )
+    value = substitute(store.value, bound)
+    sources = [_Side(load.source, load.indices, sides, size) for load in loads(value)]
+    turned = [source for source in sources if source.whole]
+    if not target.whole or not turned:
+        return None
+    body: list[Any] = []
+    buffers: list[Any] = []
+    for source in turned:
+        rounds = _rounds(source, len(buffers), body)
+        buffers += rounds
+        value = _with_load(value, source, tirx.BufferLoad(rounds[-1], list(sides)))
+    written = tirx.BufferStore(target.buffer, value, target.indices)
+    body.append(loop_with(loop, loop_with(inner, written), {}))
+    regions = [source.region for source in sources]
+    block = s_tir.SBlock([], regions, [target.region], "square", tirx.SeqStmt(body), None, buffers)
+    return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def _rounds(source: _Side, first: int, body: list[Any]) -> list[Any]:
+    """Adds to `body` what loads a square and turns it; the buffers of its rounds, the last of them
+    with what were columns as rows."""
+    size = source.size
     rounds = [
-        tirx.decl_buffer((size, size), dtype, f"square{b}", scope="local")
+        tirx.decl_buffer(
+            (size, size), str(source.buffer.dtype), f"square{first + b}", scope="local"
+        )
         for b in range(size.bit_length())
     ]
     lanes = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), size)
-    first, last = rounds[0], rounds[-1]
-    loaded = [tirx.BufferLoad(source.source, _at(source, across, i, size)) for i in range(size)]
-    body = [tirx.BufferStore(first, row, [i, lanes]) for i, row in enumerate(loaded)]
+    rows = [tirx.BufferLoad(source.buffer, source.row(i)) for i in range(size)]
+    body += [tirx.BufferStore(rounds[0], row, [i, lanes]) for i, row in enumerate(rows)]
     for place, (before, after) in enumerate(pairwise(rounds)):
         body += _exchanged(before, after, 1 << place, size, lanes)
-    body += [
-        tirx.BufferStore(
-            target.source, tirx.BufferLoad(last, [i, lanes]), _at(target, along, i, size)
+    return rounds
+
+
+def _with_load(value: Any, source: _Side, new: Any) -> Any:
+    """The expression with what it loads from that place replaced."""
+
+    def replaced(load: Any) -> Any:
+        same = load.source.same_as(source.buffer) and all(
+            structural_equal(one, other)
+            for one, other in zip(load.indices, source.indices, strict=True)
         )
-        for i in range(size)
-    ]
-    return _with(block, tirx.SeqStmt(body), rounds, kept)
+        return new if same else load
+
+    return structural_map(value, [(TensorLoad, replaced)], order="post")
 
 
-def _copies(body: Any) -> bool:
-    """Whether all that is stored is what was loaded, without a condition."""
-    stores: list[Any] = []
-    realized: list[Any] = []
-    structural_walk(body, (tirx.BufferStore, stores.append))
-    structural_walk(body, (s_tir.SBlockRealize, realized.append))
-    always = all(isinstance(one.predicate, tirx.IntImm) and one.predicate.value for one in realized)
-    return always and len(stores) == 1 and isinstance(stores[0].value, TensorLoad)
+class _Side:
+    """One side of the copy: rows of its tensor lie along one loop, one after another by the
+    other."""
+
+    def __init__(self, buffer: Any, indices: Any, sides: tuple[Any, Any], size: int) -> None:
+        self.buffer = buffer
+        self.indices = list(indices)
+        self.size = size
+        self._along, self._across = sides
+
+    @property
+    def whole(self) -> bool:
+        """Whether the last index steps along a row, and one of the others from row to row."""
+        *others, last = self.indices
+        moving = [index for index in others if uses(index, self._across)]
+        return (
+            not uses(last, self._across)
+            and not any(uses(index, self._along) for index in others)
+            and len(moving) == 1
+            and _steps(last, self._along)
+            and _steps(moving[0], self._across)
+        )
+
+    def _at(self, row: int) -> list[Any]:
+        place = {self._along: tirx.const(0, "int32"), self._across: tirx.const(row, "int32")}
+        return [substitute(index, place) for index in self.indices]
+
+    def row(self, row: int) -> list[Any]:
+        """Indices of one row, a vector."""
+        *others, last = self._at(row)
+        return [*others, tirx.Ramp(last, tirx.const(1, str(last.ty.dtype)), self.size)]
+
+    @property
+    def region(self) -> Any:
+        """All of it."""
+        ranges = []
+        for begin, index in zip(self._at(0), self.indices, strict=True):
+            wide = uses(index, self._along) or uses(index, self._across)
+            ranges.append(ir.Range.from_min_extent(begin, self.size if wide else 1))
+        return tirx.BufferRegion(self.buffer, ranges)
+
+
+def _steps(index: Any, variable: Any) -> bool:
+    """Whether the index moves by one where the variable does."""
+    moved = substitute(index, {variable: variable + 1})
+    return bool(Analyzer().can_prove_equal(moved - index, 1))
 
 
 def _exchanged(before: Any, after: Any, step: int, size: int, lanes: Any) -> list[Any]:
@@ -89,36 +177,3 @@ def _exchanged(before: Any, after: Any, step: int, size: int, lanes: Any) -> lis
             indices = [tirx.const(index, "int32") for index in picked]
             body.append(tirx.BufferStore(after, tirx.Shuffle(pair, indices), [row, lanes]))
     return body
-
-
-def _row(region: Any, size: int) -> int | None:
-    """The dimension that steps from row to row of a square whose rows lie along the last one."""
-    extents = [r.extent for r in region.region]
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    wide = [place for place, extent in enumerate(extents) if int(extent) != 1]
-    if len(wide) != 2 or wide[1] != len(extents) - 1 or {int(extents[p]) for p in wide} != {size}:
-        return None
-    return wide[0]
-
-
-def _at(region: Any, across: int, row: int, size: int) -> list[Any]:
-    """Indices of one row of the square."""
-    indices = [r.min for r in region.region]
-    indices[across] = indices[across] + row
-    indices[-1] = tirx.Ramp(indices[-1], tirx.const(1, str(indices[-1].ty.dtype)), size)
-    return indices
-
-
-def _with(block: Any, body: Any, buffers: list[Any], annotations: dict[str, Any]) -> Any:
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        [*block.alloc_buffers, *buffers],
-        block.match_buffers,
-        annotations,
-    )

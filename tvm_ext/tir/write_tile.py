@@ -22,6 +22,7 @@ from typing import Any
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import (
     is_affine,
+    is_square,
     slides,
     transposed_axis,
     vector_axis,
@@ -67,7 +68,9 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
             inner[index], lane = schedule.split(inner[index], [None, plan.lanes])
     space = [axis for axis in plan.order if axis in outer]
     reduce = [axis for axis in plan.order if axis in sweep]
-    tile = [axis for axis in space if axis != vector] + ([vector] if vector is not None else [])
+    square = transposed_axis(node) if is_square(node, register, plan.lanes) else None
+    last = [axis for axis in (vector, square) if axis is not None]
+    tile = [axis for axis in space if axis not in last] + last
     sliding = [axis for axis in reduce if slides(node, axis)]
     schedule.reorder(
         *(outer[axis] for axis in space),
@@ -111,6 +114,8 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         schedule.unroll(inner[axis])
     if lane is not None:
         schedule.vectorize(lane)
+    if square is not None:
+        mark_square(schedule, inner[square])
     if epilogue is not None:
         register_epilogue(schedule, epilogue, plan.lanes)
     if reduces and reduce:
@@ -167,7 +172,7 @@ def _attach(
         schedule.unroll(inside)
         if lanes > 1 and extent % lanes == 0:
             schedule.vectorize(last)
-            mark_square(schedule, inside, lanes)
+            mark_square(schedule, inside)
             return
         own = [*own[:-1], last]
     vectorise_last(schedule, own[-1], lanes, hint=node is None or is_affine(node))

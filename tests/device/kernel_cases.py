@@ -50,6 +50,8 @@ def _convolutions() -> None:
     case(
         "conv2d_depthwise_prime", _conv(13, (5, 5), padding=2, strides=2, groups=13), (2, 13, 9, 7)
     )
+    case("conv2d_depthwise_long", _conv(20, (13, 11), padding=6, groups=20), (1, 20, 14, 12))
+    case("conv2d_grouped_5_vectors", _conv(160, (1, 1), bias_relu, groups=2), (1, 80, 5, 7))
     case("conv2d_depthwise_double", _conv(12, (3, 3), groups=6), (1, 6, 8, 8))
     case(
         "conv2d_residual",

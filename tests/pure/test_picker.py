@@ -19,7 +19,9 @@ from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, exchange_us, pick
 from tvm_ext.picker.perf import pieces
-from tvm_ext.tile import TileGraph, encode_plan
+from tvm_ext.picker.traffic import staging_us
+from tvm_ext.tile import LevelTile, Tile, TileGraph, TilePlan, encode_plan
+from tvm_ext.tile.classify import is_square
 from tvm_ext.tile.shift import plan_shifts
 
 MACHINES = ("cpu/x86-avx512", "cpu/x86-avx2", "cpu/x86-sse", "arm/neoverse-n1")
@@ -309,3 +311,38 @@ def test_peak_is_within_reach_of_a_large_product(machine: str) -> None:
     graph = matmul(512, 512, 512, block=2 * hw.lanes(4))
     roof_us = graph.flops / (hw.peak_gflops["float32"] * 1e3)
     assert pick(graph, hw)[0].estimate.latency_us <= roof_us / 0.7
+
+
+@everywhere
+@pytest.mark.parametrize("kernel", [11, 13, 31])
+def test_a_long_row_of_taps_is_taken_whole(machine: str, kernel: int) -> None:
+    """Its taps share what they read; one at a time each output loads anew."""
+    plan = pick(depthwise(32, 32, 64, kernel), get(machine))[0].plan
+    assert plan.at("register").extents[-1] == kernel
+
+
+@everywhere
+def test_a_large_transposition_goes_by_squares(machine: str) -> None:
+    """Those of four lanes gain nothing on a machine that loads elements as fast."""
+    hw = get(machine)
+    graph = transpose(1024, 768)
+    plan = pick(graph, hw)[0].plan
+    assert is_square(graph.nodes[0], plan.at("register"), plan.lanes) == (hw.lanes(4) > 4)
+    assert hw.lanes(4) == 4 or plan.order == (0, 1)
+
+
+def test_a_copy_and_what_it_is_copied_from_share_a_cache() -> None:
+    """A panel of three quarters of the second level costs more for each byte than small ones."""
+    hw = msgspec.structs.replace(get("cpu/x86-avx512"), cores=1)
+    size = int((hw.levels[2].size_bytes * 0.75 / 4) ** 0.5) // 64 * 64
+    graph = matmul(size, size, size)
+
+    def copying_us(columns: int) -> float:
+        tiles = (
+            LevelTile("core", Tile((size, columns, size))),
+            LevelTile("register", Tile((4, 16, 1))),
+        )
+        plan = TilePlan("tile", 0, tiles, (0, 1, 2), 2, 4, staged=(1,))
+        return staging_us(graph, plan, hw)
+
+    assert copying_us(size) > 1.2 * copying_us(size // 4)

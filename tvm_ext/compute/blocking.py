@@ -17,8 +17,9 @@ def choose_block(extent: int, lanes: int) -> int:
 
 
 def choose_group_block(extent: int, lanes: int) -> int:
-    """Largest block of at most two vectors that divides a group's channels: no padding inside."""
-    return max(size for size in range(1, min(extent, 2 * lanes) + 1) if extent % size == 0)
+    """Block of whole vectors for a group's channels, which are some: no padding inside."""
+    sizes = [vectors * lanes for vectors in _BLOCK_VECTORS]
+    return next(size for size in sizes if extent % size == 0)
 
 
 def padded(extent: int, block: int) -> int:

@@ -7,12 +7,15 @@ grows by whole vectors and a register tile is bounded by the register file.
 from __future__ import annotations
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tile.classify import is_small_window, shares_index
+from tvm_ext.tile.classify import is_small_window, shares_index, slides
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
 MAX_ROWS = 16
 MAX_TAPS = 8
+MAX_ROW_TAPS = 32
+"""Taps of a row of a depthwise window that are unrolled together (31 x 31 over 32 x 32 x 64: 1.35
+ms, one by one 1.7)."""
 
 
 def lanes_for(extent: int, hardware: HardwareModel, dtype_bytes: int, divisor: int = 0) -> int:
@@ -66,7 +69,7 @@ def unroll_extents(extent: int) -> list[int]:
 
 def reduce_steps(node: TileNode) -> list[dict[int, int]]:
     """What one pass over a register tile takes of the reduction: a few iterations of its innermost
-    axis, or a small window whole."""
+    axis, a small window whole, or a long row of a window, whose taps share what they read."""
     if not node.reduce:
         return [{}]
     inner = node.reduce[-1]
@@ -74,7 +77,20 @@ def reduce_steps(node: TileNode) -> list[dict[int, int]]:
     whole = {axis: node.axes[axis].extent for axis in node.reduce}
     if is_small_window(node) and whole not in steps:
         steps.append(whole)
+    row = {inner: node.axes[inner].extent}
+    if takes_row(node, row):
+        steps.append(row)
     return steps
+
+
+def takes_row(node: TileNode, step: dict[int, int]) -> bool:
+    """Whether a step is one whole long row of the taps of a window, and nothing else is added
+    up."""
+    windows = all(slides(node, axis) for axis in node.reduce if node.axes[axis].extent > 1)
+    return windows and any(
+        MAX_TAPS < size <= MAX_ROW_TAPS and size == node.axes[axis].extent
+        for axis, size in step.items()
+    )
 
 
 def core_extents(extent: int, register: int, cores: int) -> list[int]:

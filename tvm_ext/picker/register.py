@@ -12,11 +12,13 @@ from tvm_ext.picker.align import (
     packed_divisor,
     reduce_steps,
     row_extents,
+    takes_row,
     vector_extents,
 )
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_small_window, is_square, shares_index, transposed_axis
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import MAX_UNROLLED
 from tvm_ext.tile.shift import shiftable
 
 BODY_VECTORS = 128
@@ -76,7 +78,8 @@ def register_tiles(
                 accumulators = -(-width // lanes) * height * stack
                 for step in steps:
                     unroll = prod(step.values())
-                    if unroll > 1 and accumulators * unroll > BODY_VECTORS:
+                    longest = MAX_UNROLLED if takes_row(node, step) else BODY_VECTORS
+                    if unroll > 1 and accumulators * unroll > longest:
                         continue
                     beside = (unroll + height + WINDOW_EDGE) * vectors
                     room = stack > 1 and accumulators + beside <= hw.vector_registers

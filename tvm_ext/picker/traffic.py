@@ -135,8 +135,9 @@ def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         panel = region(access, whole_reduction(node, core), tensor.shape)
         size_bytes = prod(panel) * tensor.dtype_bytes
         read = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1)
-        there_and_back = 2 / holding_gbps(hw, 2 * size_bytes, 1)
-        total += waves * size_bytes * (read + there_and_back) / 1e3
+        there, alone = (1 / holding_gbps(hw, held, 1) for held in (2 * size_bytes, size_bytes))
+        back = there - alone  # from where it lies alone it comes in the traffic of the loops
+        total += waves * size_bytes * (read + there + back) / 1e3
     return total
 
 

@@ -123,9 +123,11 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
 def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """Time of copying the staged reads side by side, for every core tile.
 
-    While a panel is copied, what it is copied from takes as much room: where both do not fit, the
-    copy leaves the cache and comes back (1.5 MB beside an L2 of 2 MB: 600 us, half of it: 440).
+    While a panel is copied, what it is copied from takes as much room: where a core's caches do not
+    hold both, the copy leaves them and comes back (1.5 MB beside an L2 of 2 MB: 600 us, half of
+    it: 440).
     """
+    own_bytes = max((level.size_bytes for level in hw.levels[:-1] if not level.shared), default=0)
     node, core = graph.nodes[plan.anchor], plan.at("core")
     waves = core_waves(node, core, hw.cores if plan.parallel else 1)
     total = 0.0
@@ -135,9 +137,10 @@ def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         panel = region(access, whole_reduction(node, core), tensor.shape)
         size_bytes = prod(panel) * tensor.dtype_bytes
         read = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1)
-        there, alone = (1 / holding_gbps(hw, held, 1) for held in (2 * size_bytes, size_bytes))
-        back = there - alone  # from where it lies alone it comes in the traffic of the loops
-        total += waves * size_bytes * (read + there + back) / 1e3
+        written = 1 / holding_gbps(hw, size_bytes, 1)
+        if 2 * size_bytes > own_bytes:
+            written += 2 * (1 / holding_gbps(hw, 2 * size_bytes, 1) - written)
+        total += waves * size_bytes * (read + written) / 1e3
     return total
 
 

@@ -70,6 +70,16 @@ def test_inputs_may_be_read_only_or_have_gaps(compiled: Compiled) -> None:
     assert_right(compiled(np.asfortranarray(X)), X)
 
 
+def test_an_axis_of_one_element_may_have_any_stride() -> None:
+    """numpy takes it for contiguous all the same."""
+    node = helper.make_node("Softmax", ["x"], ["y"])
+    compiled = tvm_ext.compile(make_model([node], [value("x", 1, ROWS, COLUMNS)], ["y"]))
+    every_other = np.stack([X, X, X])[::2][:1]
+    assert every_other.flags.c_contiguous
+    assert every_other.strides[0] == 2 * X.nbytes
+    np.testing.assert_array_equal(compiled(every_other)[0], compiled(X[None].copy())[0])
+
+
 def test_outputs_are_the_callers_alone(compiled: Compiled) -> None:
     """Whatever is written into them, inputs, constants, other outputs and later runs stay."""
     x = X.copy()

@@ -29,6 +29,7 @@ from tvm_ext.records import Database, Record, TaskKey
 from tvm_ext.records.exchange import ExportedTask, add_missing
 from tvm_ext.report.log_changes import foreign_text
 from tvm_ext.tile import LevelTile, Tile, TilePlan
+from tvm_ext.tile.plan import Attach
 from tvm_ext.tvm_api import PrimFunc, Target, s_tir, te
 
 
@@ -162,7 +163,8 @@ def test_turned_axes_of_a_block_are_exported(groups: int, tmp_path: Path) -> Non
 
 def test_what_no_primitive_says_is_left_out_and_named(tmp_path: Path) -> None:
     sums = logged(padded(30), tmp_path)
-    sums.add(sums.best_plan(), 5.0)
+    in_place = [*sums.best_plan().attach, Attach(0, "register")]
+    sums.add(msgspec.structs.replace(sums.best_plan(), attach=tuple(in_place)), 5.0)
     entry = sums.export(tmp_path / "sums")
     assert entry.verified
     assert entry.left_out == ("vector maths", "padding read in place")

@@ -58,6 +58,12 @@ class HardwareModel(msgspec.Struct, frozen=True):
                 return entry
         raise KeyError(name)
 
+    @property
+    def clock_ghz(self) -> float:
+        """Clock implied by the measured peak of one core."""
+        per_cycle = 2 * self.fma_per_cycle * self.lanes(4)
+        return self.peak_gflops.get("float32", per_cycle) / per_cycle
+
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` in one vector register, at least 1."""
         return max(1, self.vector_bytes // dtype_bytes)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import USABLE, Estimate, clock_ghz, compute_cycles
+from tvm_ext.picker.perf import USABLE, Estimate, compute_cycles
 from tvm_ext.picker.traffic import (
     handed_on_us,
     holding_gbps,
@@ -136,7 +136,7 @@ def chain_estimate(
         (cycles, max(phases.product_ns, near_ns)),
         (phases.transforms_cycles, phases.transforms_ns),
     ):
-        busy_us, wait_us = phase_cycles / clock_ghz(hw) / 1e3, phase_ns / 1e3
+        busy_us, wait_us = phase_cycles / hw.clock_ghz / 1e3, phase_ns / 1e3
         latency_us += overlapped_us(busy_us, wait_us)
         compute_us, memory_us = compute_us + busy_us, memory_us + wait_us
     latency_us = with_cold_weights(graph, product, plan, hw, latency_us)

@@ -12,7 +12,7 @@ from math import ceil, prod
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import KEPT, Estimate, clock_ghz
+from tvm_ext.picker.perf import KEPT, Estimate
 from tvm_ext.picker.traffic import overlapped_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import staged
@@ -124,11 +124,11 @@ def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estim
     operations = warps * accumulators * steps * max(1.0, node.flops_per_point / 2)
     issue = operations / hw.fma_per_cycle / min(1.0, hidden)
     loaded = sum(access_bytes(graph, access, register) for access in node.reads) * steps
-    rate = hw.level("shared").gbps / clock_ghz(hw)
+    rate = hw.level("shared").gbps / hw.clock_ghz
     own = max(issue, loaded * warps * warp / rate)
     waves = ceil(mine / resident)
     cycles = waves * max(resident * own, own + sweeps * FETCH_CYCLES)
-    compute_us = cycles / clock_ghz(hw) / 1e3
+    compute_us = cycles / hw.clock_ghz / 1e3
     moved = blocks * (
         sum(access_bytes(graph, access, step, 32) for access in node.reads) * sweeps
         + access_bytes(graph, node.write, core, 32)

@@ -88,12 +88,6 @@ class Candidate(msgspec.Struct, frozen=True):
     estimate: Estimate
 
 
-def clock_ghz(hardware: HardwareModel) -> float:
-    """Clock implied by the measured peak of one core."""
-    per_cycle = 2 * hardware.fma_per_cycle * hardware.lanes(4)
-    return hardware.peak_gflops.get("float32", per_cycle) / per_cycle
-
-
 def register_cycles(
     node: TileNode, shapes: list[tuple[int, ...]], tile: Tile, lanes: int, hw: HardwareModel
 ) -> float:
@@ -172,7 +166,7 @@ def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareM
         size_bytes = access_bytes(graph, access, tile, first.line_bytes)
         room_bytes = size_bytes * crowding(access, tile, tensor, tensor.shape, first.line_bytes)
         if size_bytes < first.size_bytes * USABLE < room_bytes:
-            cycles += size_bytes / second.gbps * clock_ghz(hw)
+            cycles += size_bytes / second.gbps * hw.clock_ghz
     return cycles
 
 
@@ -195,7 +189,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     waves = ceil(whole / cores)
     compute_us, memory_us, bound = first.compute_us * waves, first.memory_us * waves, first.bound
     task_cycles = TASK_CYCLES + PIECE_CYCLES * pieces(node, core)
-    stall_us = (first.stall_us + task_cycles / clock_ghz(hw) / 1e3) * waves
+    stall_us = (first.stall_us + task_cycles / hw.clock_ghz / 1e3) * waves
     launch_us = hw.launch_us if plan.parallel else 0.0
     tail = tuple(
         a.extent % c or c if a.kind == "space" and moved is None else c
@@ -294,7 +288,7 @@ def _task(
             memory_us, bound = moved / (rate * 1e3), source.name
         if level is not hw.levels[1]:  # the second level answers soon enough
             stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3))
-    return _Task(cycles / clock_ghz(hw) / 1e3, memory_us, bound, stall_us)
+    return _Task(cycles / hw.clock_ghz / 1e3, memory_us, bound, stall_us)
 
 
 def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Estimate:

@@ -46,7 +46,6 @@ from tvm_ext.tile.classify import (
     pads_whole_vectors,
     producers,
     shares_index,
-    slides,
     stageable,
     transform_chain,
     vector_axis,
@@ -149,19 +148,13 @@ def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel)
 
 def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
     """The plan with the stages before its anchor (padding) moved into the core tile, or, where they
-    are read in vectors that the taps of a row share, into the reads: for each tap anew, a mask
-    takes longer than the work (31 x 31 taps: 5.2 ms, in rows 1.2)."""
+    are read in vectors, into the reads."""
     plan = candidate.plan
     before = producers(graph, plan.anchor)
     if plan.rule != "tile" or not before:
         return
     levels = ["core"] if plan.parallel else []
-    node, register = graph.nodes[plan.anchor], plan.at("register")
-    rows = any(
-        slides(node, axis) and register.extents[axis] == node.axes[axis].extent
-        for axis in node.reduce
-    )
-    if rows and all(masks(graph, plan.anchor, stage) for stage in before):
+    if all(masks(graph, plan.anchor, stage) for stage in before):
         levels.append("register")
     for level in levels:
         attach = (*plan.attach, *(Attach(stage, level) for stage in before))
@@ -172,7 +165,7 @@ def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Itera
 
 def masks(graph: TileGraph, anchor: int, stage: int) -> bool:
     """Whether a stage before the anchor needs no buffer: padding costs a vector that is read no
-    more than a mask."""
+    more than a mask (`traffic.masks_us`)."""
     alone = graph.consumers(stage) == (anchor,)
     return alone and pads_whole_vectors(graph, graph.nodes[anchor], graph.nodes[stage])
 

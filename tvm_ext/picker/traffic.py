@@ -9,7 +9,13 @@ from math import ceil, prod
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import packed_reads, producers, sharing_axes, whole_reduction
+from tvm_ext.tile.classify import (
+    packed_reads,
+    producers,
+    sharing_axes,
+    slides,
+    whole_reduction,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.plan import TilePlan
@@ -26,6 +32,8 @@ OVERLAP_LOSS = 0.15
 EXCHANGE = 0.3
 """Part of the last cache's bandwidth at which a core gets what another one has just written: from
 nearly all of it to 0.15, as the cores share a cache or not."""
+MASK_CYCLES = 4.0
+"""Clamping an address and choosing between what lies there and padding."""
 STAGING_READS = 2.0
 """Time of reading rows that lie apart, beside reading as many bytes in a row."""
 
@@ -97,8 +105,8 @@ def with_cold_weights(
 
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """Time of the stages before the anchor: at `root` a pass over memory and a launch of their own;
-    at `core` a smaller copy for every task, halo included, that stays in cache; at `register`
-    nothing."""
+    at `core` a smaller copy for every task, halo included, that stays in cache; at `register` a
+    mask wherever they are read."""
     levels = {entry.stage: entry.level for entry in plan.attach}
     node = graph.nodes[plan.anchor]
     core = plan.at("core")
@@ -107,6 +115,7 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     total = 0.0
     for stage in producers(graph, plan.anchor):
         if levels.get(stage) == "register":
+            total += masks_us(graph, plan, hw)
             continue
         producer = graph.nodes[stage]
         element_bytes = 2 * graph.tensors[producer.write.tensor].dtype_bytes
@@ -118,6 +127,18 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
             total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
             total += hw.launch_us if cores > 1 else 0.0
     return total
+
+
+def masks_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of masks for vectors that are read in place, padding among them: nothing beside the work
+    of the taps of a row or window that the register tile takes whole, for they share what they
+    read; else one for every tap of every output (31 x 31 taps: 5.2 ms, in rows 1.2)."""
+    node, register = graph.nodes[plan.anchor], plan.at("register")
+    whole = [axis for axis in node.reduce if register.extents[axis] == node.axes[axis].extent]
+    if any(slides(node, axis) and node.axes[axis].extent > 1 for axis in whole):
+        return 0.0
+    cores = hw.cores if plan.parallel else 1
+    return prod(node.extents) / plan.lanes * MASK_CYCLES / cores / hw.clock_ghz / 1e3
 
 
 def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:

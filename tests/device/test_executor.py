@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
 import tvm_ext
@@ -78,6 +81,24 @@ def test_an_axis_of_one_element_may_have_any_stride() -> None:
     assert every_other.flags.c_contiguous
     assert every_other.strides[0] == 2 * X.nbytes
     np.testing.assert_array_equal(compiled(every_other)[0], compiled(X[None].copy())[0])
+
+
+def test_an_artifact_that_sorts_needs_no_compiler(tmp_path: Path) -> None:
+    """What TVM sorts with is in a runtime library of its own."""
+    node = helper.make_node("TopK", ["x", "k"], ["top", "places"], axis=-1)
+    outputs = ["top", value("places", ROWS, 5, dtype=TensorProto.INT64)]
+    model = make_model([node], [value("x", ROWS, COLUMNS)], outputs, {"k": np.array([5])})
+    path = tvm_ext.compile(model).save(tmp_path / "top.so")
+    np.save(tmp_path / "x.npy", X)
+    script = (
+        "import sys, numpy, tvm_ext\n"
+        f"top, places = tvm_ext.load({str(path)!r})(numpy.load({str(tmp_path / 'x.npy')!r}))\n"
+        f"numpy.save({str(tmp_path / 'top.npy')!r}, top)\n"
+        "assert 'tvm' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "top.npy"), -np.sort(-X, axis=1)[:, :5])
 
 
 def test_outputs_are_the_callers_alone(compiled: Compiled) -> None:

@@ -1,6 +1,6 @@
 """TVM's virtual machine, without TVM's compiler: all that running an artifact needs.
 
-`import tvm` maps the compiler, 400 MB of it; the runtime library alone is 3 MB.
+`import tvm` maps the compiler, 400 MB of it; the runtime libraries alone are 5 MB.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def ffi() -> Any:
         found = importlib.util.find_spec("tvm")
         if found is None or found.origin is None:
             raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
-        library = Path(found.origin).parent / "lib" / "libtvm_runtime.so"
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        folder = Path(found.origin).parent / "lib"
+        ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
+        extra = folder / "libtvm_runtime_extra.so"  # sorting and scans
+        if extra.exists():
+            ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
     return tvm_ffi
 
 

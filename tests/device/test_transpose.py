@@ -95,6 +95,13 @@ def test_what_is_no_square_is_copied_in_loops(rows: int, heads: int, inner: int,
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_read_twice_is_turned_once() -> None:
+    x = te.placeholder((16, 4, 32), "float32", "x")
+    y = te.compute((32, 4, 16), lambda c, h, w: x[w, h, c] * te.max(x[w, h, c], 0.0), name="y")
+    planned = plan_task(make_task(te.create_prim_func([x, y]), "y"), get("cpu/x86-avx512"))
+    assert planned.func.script().count("T.Shuffle") == 16 * 4
+
+
 def turned(channels: int, height: int, width: int, columns: str) -> PrimFunc:
     """An image with channels last, as planes: `copy`, with a bias and another image added
     (`sum`), or with a second transposed image (`both`)."""

@@ -70,19 +70,21 @@ def _square(loop: Any) -> Any:
         store.buffer, [substitute(index, bound) for index in store.indices], sides[::-1], size
     )
     value = substitute(store.value, bound)
-    sources = [_Side(load.source, load.indices, sides, size) for load in loads(value)]
-    turned = [source for source in sources if source.whole]
-    if not target.whole or not turned:
-        return None
+
+    def read() -> list[_Side]:
+        return [_Side(load.source, load.indices, sides, size) for load in loads(value)]
+
+    regions = [source.region for source in read()]
     body: list[Any] = []
     buffers: list[Any] = []
-    for source in turned:
-        rounds = _rounds(source, len(buffers), body)
+    while turned := [source for source in read() if source.whole]:
+        rounds = _rounds(turned[0], len(buffers), body)
         buffers += rounds
-        value = _with_load(value, source, tirx.BufferLoad(rounds[-1], list(sides)))
+        value = _with_load(value, turned[0], tirx.BufferLoad(rounds[-1], list(sides)))
+    if not target.whole or not body:
+        return None
     written = tirx.BufferStore(target.buffer, value, target.indices)
     body.append(loop_with(loop, loop_with(inner, written), {}))
-    regions = [source.region for source in sources]
     block = s_tir.SBlock([], regions, [target.region], "square", tirx.SeqStmt(body), None, buffers)
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
 

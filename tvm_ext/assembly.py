@@ -19,7 +19,6 @@ from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.measure.build import Built
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.job import Failure
 from tvm_ext.passes import apply_plans, lowering_passes
@@ -27,6 +26,7 @@ from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.export import Parts, with_manifest
+from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tir.signature import hash_text
@@ -81,7 +81,7 @@ def assemble(
         notes = (*notes, f"not verified: {lowered.hardware.name} is not this machine")
     count = len(lowered.tasks)
     checker = Checker(lowered, verify and lowered.runnable)
-    kernels: dict[str, Built] = {}
+    kernels: dict[str, Kernel] = {}
     done: dict[str, Planned] = {}
     with ThreadPoolExecutor(physical_cores()) as pool:
         jobs = [(entry, pool.submit(checker.compile, entry)) for entry in planned]
@@ -110,11 +110,13 @@ class Checker:
         self._checked = checked
         self._verdicts: dict[tuple[str, str], str] = {}
 
-    def compile(self, entry: Planned) -> Built | Failure:
+    def compile(self, entry: Planned) -> Kernel | Failure:
         """The kernel's machine code."""
-        return compile_kernel(entry.func, self._target, entry.task.name, run=self._runnable)
+        name = entry.task.name
+        built = compile_kernel(entry.func, self._target, name, run=False)
+        return built if isinstance(built, Failure) else Kernel(built.module, name, self._runnable)
 
-    def settle(self, entry: Planned, built: Built | Failure) -> tuple[Planned, Built]:
+    def settle(self, entry: Planned, built: Kernel | Failure) -> tuple[Planned, Kernel]:
         """The first of the task's options, from the present one on, that compiles and is right."""
         while True:
             if isinstance(built, Failure):
@@ -133,7 +135,7 @@ class Checker:
             entry = next_option(entry, reason)
             built = self.compile(entry)
 
-    def _wrong(self, entry: Planned, built: Built) -> str:
+    def _wrong(self, entry: Planned, built: Kernel) -> str:
         if not self._checked or entry.disputed:
             return ""
         key = (entry.task.signature, entry.tir_hash)
@@ -148,7 +150,7 @@ class Checker:
 def link(
     lowered: Lowered,
     planned: dict[str, Planned],
-    kernels: dict[str, Built],
+    kernels: dict[str, Kernel],
     notes: tuple[str, ...],
 ) -> Compiled:
     """The model's VM code with its kernels, the manifest inside it.
@@ -170,7 +172,7 @@ def link(
         }
     )
 
-    others = [kernel.module for name, kernel in kernels.items() if name != kept]
+    others = [kernel for name, kernel in kernels.items() if name != kept]
 
     def built(mod: IRModule) -> Any:
         with target:
@@ -178,11 +180,11 @@ def link(
 
     def parts() -> Parts:
         asking, weights = detach(rest)
-        return Parts(built(asking), others, weights)
+        return Parts(built(asking), [kernel.code for kernel in others], weights)
 
     executable = built(rest)
     for kernel in others:
-        executable.mod.import_module(kernel)
+        executable.mod.import_module(kernel.module)
     return Compiled(executable.jit(), manifest, parts=parts)
 
 

@@ -18,9 +18,8 @@ from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record, RecordFailure, TaskGraph
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.compare import choose
 from tvm_ext.tvm_api import Target, tvm_version
-from tvm_ext.verify import arguments_of, point_count
+from tvm_ext.verify import arguments_of, choose_points
 
 AMONG = 3
 """How often a yardstick is measured among and after the plans of a batch, if it has so many."""
@@ -147,8 +146,8 @@ def reference_checks(task: Task, seed: int) -> Iterator[OutputCheck]:
     if reference is None:
         return
     inputs = make_inputs(arguments_of(task.func, len(reference.outputs)), seed)
-    for place, (shape, _) in enumerate(reference.outputs):
-        where = choose(shape, None, point_count(reference, place), seed)
+    for place in range(len(reference.outputs)):
+        where = choose_points(reference, place, None, seed)
         points = reference.points(inputs, place, where)
         known = np.isfinite(points.bounds)
         yield OutputCheck(

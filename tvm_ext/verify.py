@@ -15,7 +15,7 @@ import numpy as np
 from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
-from tvm_ext.tir.compare import choose, compare
+from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.read import loads
 from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
@@ -23,6 +23,7 @@ from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
 POINT_BUDGET = 1_000_000
 """Multiply-adds spent on the reference of one kernel."""
 MIN_POINTS, MAX_POINTS = 64, 2048
+POINTS_PER_LINE = 4
 
 
 def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
@@ -59,10 +60,17 @@ def index_spans(func: PrimFunc) -> dict[int, int]:
     return limits
 
 
-def point_count(reference: Reference, output: int) -> int:
-    """How many elements of an output the budget allows."""
+def choose_points(
+    reference: Reference, output: int, tile: tuple[int, ...] | None, seed: int
+) -> np.ndarray:
+    """Flat positions of an output to check: as many as the budget allows. Where it does not allow
+    the least number, several share what they read (data transformed for Winograd, say)."""
+    shape, _ = reference.outputs[output]
     cost = max(1, reference.cost_points(output))
-    return max(MIN_POINTS, min(MAX_POINTS, POINT_BUDGET // cost))
+    count = max(MIN_POINTS, min(MAX_POINTS, POINT_BUDGET // cost))
+    if shape and cost * MIN_POINTS > POINT_BUDGET:
+        return choose_lines(shape, tile, count, POINTS_PER_LINE, seed)
+    return choose(shape, tile, count, seed)
 
 
 def tile_of_output(planned: Planned, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -97,7 +105,7 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
         actual, gaps = outputs[place].numpy(), strides[place]
         if gaps:
             actual = np.ascontiguousarray(gathered(actual, shape, gaps))
-        where = choose(shape, tile_of_output(planned, shape), point_count(reference, place), seed)
+        where = choose_points(reference, place, tile_of_output(planned, shape), seed)
         if actual.dtype.kind == "f":
             odd = np.flatnonzero(np.isnan(actual.reshape(-1)))[:MIN_POINTS]
             where = np.union1d(where, odd)

@@ -29,7 +29,7 @@ from measure_case import (
 
 from tvm_ext.measure import runner, sandbox
 from tvm_ext.measure.build import Built, build_many
-from tvm_ext.measure.inputs import Argument, make_inputs
+from tvm_ext.measure.inputs import DRAWN, Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
 from tvm_ext.measure.run import Measurer
 from tvm_ext.measure.sandbox import Limits
@@ -212,3 +212,12 @@ def test_inputs_are_the_same_everywhere_and_fit_their_types():
     assert not np.array_equal(first[0], make_inputs(wanted, 8)[0])
     assert set(np.unique(first[2])) == {0, 1, 2}
     assert first[3].min() < 0 < first[3].max()
+
+
+def test_large_inputs_repeat_out_of_step_with_their_axes():
+    (large,) = make_inputs((Argument((1024, 512), "float32"),), 0)
+    assert large.shape == (1024, 512)
+    flat = large.reshape(-1)
+    np.testing.assert_array_equal(flat[:-DRAWN], flat[DRAWN:])
+    assert np.unique(large, axis=0).shape == large.shape
+    assert np.unique(large, axis=1).shape == large.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_ext.tir.compare import Points, choose, compare
+from tvm_ext.tir.compare import Points, choose, choose_lines, compare
 
 
 def test_a_small_tensor_is_checked_whole():
@@ -39,6 +39,21 @@ def test_as_many_as_asked_for(shape):
     chosen = choose(shape, (1,) * len(shape), count=1024)
     assert chosen.size == np.unique(chosen).size == 1024
     assert 0 <= chosen.min() <= chosen.max() < np.prod(shape)
+
+
+@pytest.mark.parametrize("tile", [None, (1, 4, 4, 16)])
+def test_chosen_lines_share_all_but_their_last_index(tile):
+    chosen = choose_lines((1, 28, 28, 128), tile, count=64, per_line=4)
+    assert chosen.size == np.unique(chosen).size == 64
+    lines, counts = np.unique(chosen // 128, return_counts=True)
+    assert lines.size == 16 and set(counts) == {4}
+    assert {0, 27, 28 * 27, 28 * 28 - 1} <= set(lines.tolist())
+    assert {0, 127} <= set((chosen % 128).tolist())
+    assert np.unique(chosen % 128).size > 16
+
+
+def test_short_lines_are_chosen_whole():
+    assert choose_lines((5, 2), None, count=64, per_line=4).tolist() == list(range(10))
 
 
 def test_the_worst_element_is_reported():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 FUSES_EPILOGUE = {"op_pattern": 4}
@@ -63,7 +65,12 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     m = DIRECT
     if not planes:
         m = choose_algorithm(
-            geometry, tuple(shape), options.lanes, options.winograd, options.predict_us
+            geometry,
+            tuple(shape),
+            options.lanes,
+            options.winograd,
+            options.predict_us,
+            peak_gflops(options.hardware),
         )
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     x = call.args[0]
@@ -99,14 +106,32 @@ def choose_algorithm(
     lanes: int,
     tiles: tuple[int, ...],
     predict_us: Callable[[PrimFunc], float] | None,
+    gflops: float = inf,
 ) -> int:
-    """DIRECT, or the one of the output `tiles` whose Winograd form is predicted to be fastest."""
+    """DIRECT, or the one of the output `tiles` whose Winograd form is predicted to be fastest.
+
+    Those with the fewest multiplications are predicted first, and what would be slower even at the
+    machine's peak of `gflops` is not.
+    """
     if predict_us is None or not winograd_applies(geometry, lanes):
         return DIRECT
     smallest = min(geometry.out_size(shape[1:-1]))
     choices = (DIRECT, *(m for m in tiles if m < smallest))
-    times = {m: predict_us(_program(geometry, shape, lanes, m)) for m in choices}
-    return min(times, key=times.__getitem__)
+    least_us = {m: _flops(geometry, shape, m) / (gflops * 1e3) for m in choices}
+    best, best_us = DIRECT, inf
+    for m in sorted(choices, key=least_us.__getitem__):
+        if least_us[m] < best_us:
+            predicted = predict_us(_program(geometry, shape, lanes, m))
+            best, best_us = (m, predicted) if predicted < best_us else (best, best_us)
+    return best
+
+
+def _flops(geometry: ConvGeometry, shape: tuple[int, ...], m: int) -> int:
+    """Operations of an algorithm's multiply-adds between channels."""
+    side = m or 1
+    tiles = prod(-(-extent // side) for extent in geometry.out_size(shape[1:-1]))
+    points = (m + 2) ** 2 if m else prod(geometry.kernel)
+    return 2 * shape[0] * tiles * points * geometry.in_channels * geometry.out_channels
 
 
 def _program(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> Any:

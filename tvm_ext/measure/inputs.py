@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 import numpy as np
+
+DRAWN = 262_147
+"""Random floats of one array at most. A prime: no axis has it for a stride, so rows and columns
+differ everywhere."""
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -33,7 +39,7 @@ def make_inputs(arguments: tuple[Argument, ...], seed: int) -> list[np.ndarray]:
 
     Floats are standard normal, integers uniform over `span`, booleans fair coins. Each array has
     a generator of its own, seeded by `seed` and its position, so every process that calls this
-    with the same arguments holds the same data.
+    with the same arguments holds the same data. Large arrays repeat their first `DRAWN` floats.
     """
     return [
         _draw(argument, np.random.default_rng((seed, position)))
@@ -48,6 +54,6 @@ def _draw(argument: Argument, generator: np.random.Generator) -> np.ndarray:
         return generator.integers(0, 2, argument.shape).astype(np.bool_)
     if dtype.kind in "iu":
         return generator.integers(*argument.span, argument.shape, dtype=np.int64).astype(dtype)
-    if dtype == np.float64:
-        return generator.standard_normal(argument.shape)
-    return generator.standard_normal(argument.shape, dtype=np.float32).astype(dtype, copy=False)
+    kind = np.float64 if dtype == np.float64 else np.float32
+    drawn = generator.standard_normal(min(prod(argument.shape), DRAWN), dtype=kind)
+    return np.resize(drawn, argument.shape).astype(dtype, copy=False)

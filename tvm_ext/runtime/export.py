@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.errors import ArtifactError
-from tvm_ext.hardware import physical_cores
 from tvm_ext.records.manifest import Manifest, encode_manifest
 from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
 from tvm_ext.runtime.weights import section
@@ -31,11 +29,11 @@ def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
 
 
 class Parts(NamedTuple):
-    """What an artifact is linked from: the VM's code, kernels in modules of their own, and the
-    weights that the code asks for by number."""
+    """What an artifact is linked from: the VM's code, kernels as object files, and the weights that
+    the code asks for by number."""
 
     executable: Any
-    kernels: Sequence[Any]
+    kernels: Sequence[bytes]
     weights: Sequence[np.ndarray]
 
 
@@ -54,20 +52,22 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
             objects = section(parts.weights, Path(folder), compiler)
-            kernels = [f"{folder}/kernel{place}.o" for place in range(len(parts.kernels))]
-            jobs = list(zip(parts.kernels, kernels, strict=True))
-            workers = min(physical_cores(), len(jobs))
+            kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
+            for kernel, code in zip(kernels, parts.kernels, strict=True):
+                kernel.write_bytes(code)
 
             def link() -> None:
                 from tvm.support import cc
 
                 linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC"])
                 parts.executable.export_library(
-                    str(built), fcompile=linker, addons=[*objects, *kernels], workspace_dir=folder
+                    str(built),
+                    fcompile=linker,
+                    addons=[*objects, *map(str, kernels)],
+                    workspace_dir=folder,
                 )
 
-            shares = [partial(_write_objects, jobs[first::workers]) for first in range(workers)]
-            failure = _in_children(shares) or _in_children([link])
+            failure = _in_child(link)
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             os.replace(built, path)
@@ -81,25 +81,12 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
     return path
 
 
-def _write_objects(jobs: Sequence[tuple[Any, str]]) -> None:
-    """The object file of each kernel: machine code made anew."""
-    for kernel, path in jobs:
-        kernel.write_to_file(path)
+def _in_child(work: Callable[[], None]) -> str:
+    """Does the work in a forked child; returns why it failed, or an empty text.
 
-
-def _in_children(works: Sequence[Callable[[], None]]) -> str:
-    """Does the works at once, each in a forked child; returns why one failed, or an empty text.
-
-    LLVM ends the process it runs in when it cannot write its object file, on a full disk say, and
-    what other threads of that process do meanwhile fails in any way: hence a process for each.
-    A child has this process' memory, so nothing need be handed over.
+    LLVM ends the process it runs in when it cannot write its object file, on a full disk say. The
+    child has this process' memory, so nothing need be handed over.
     """
-    failures = [_outcome(*child) for child in [_fork(work) for work in works]]
-    return next(filter(None, failures), "")
-
-
-def _fork(work: Callable[[], None]) -> tuple[int, int]:
-    """A child that does `work`: its process id, and where to read what it prints."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -115,11 +102,6 @@ def _fork(work: Callable[[], None]) -> tuple[int, int]:
         finally:
             os._exit(code)
     os.close(writer)
-    return child, reader
-
-
-def _outcome(child: int, reader: int) -> str:
-    """Why the child failed, once it has ended, or an empty text."""
     with open(reader, encoding="utf-8", errors="replace") as words:
         lines = [line.strip() for line in words if line.strip()]
     _, status = os.waitpid(child, 0)

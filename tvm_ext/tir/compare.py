@@ -100,6 +100,26 @@ def choose(
     return np.sort(np.concatenate([chosen, more])).astype(np.int64)
 
 
+def choose_lines(
+    shape: tuple[int, ...],
+    tile_extents: tuple[int, ...] | None,
+    count: int,
+    per_line: int,
+    seed: int = 0,
+) -> NDArray[np.int64]:
+    """As `choose`, but `per_line` at a time differ in their last index only: they read much the
+    same, and the reference computes that once."""
+    *outer, last = shape
+    tiles = [None, None] if tile_extents is None else [tile_extents[:-1], tile_extents[-1:]]
+    lines = choose(tuple(outer), tiles[0], count // per_line, seed)
+    return np.concatenate(
+        [
+            line * last + choose((last,), tiles[1], per_line, seed + place)
+            for place, line in enumerate(lines)
+        ]
+    )
+
+
 def _borders(extent: int, tile: int) -> NDArray[np.int64]:
     """Positions of one axis at the borders of its first, middle and last tile, and in its tail."""
     starts = {tile, (extent // tile // 2) * tile, ((extent - 1) // tile) * tile}

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from tvm_ext.tir.expression import Node
 
@@ -121,6 +120,18 @@ def _reinterpret(node: Node) -> Callable[[Array], Array]:
     return lambda a: np.asarray(a).astype(source).view(target).astype(wide)
 
 
+def _expit(a: Array) -> Array:
+    from scipy import special  # a quarter of a second, which few models need
+
+    return special.expit(a)
+
+
+def _erf(a: Array) -> Array:
+    from scipy import special
+
+    return special.erf(a)
+
+
 _EXACT: dict[str, Callable[..., Array]] = {
     "Mod": np.fmod, "FloorDiv": np.floor_divide, "FloorMod": np.mod,
     "Min": np.minimum, "Max": np.maximum,
@@ -142,13 +153,13 @@ _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
 }  # fmt: skip
 _TRANSCENDENTAL: dict[str, Callable[..., Array]] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda a: np.power(10.0, a), "pow": np.power,
-    "sigmoid": special.expit, "cosh": np.cosh, "acos": np.arccos, "acosh": np.arccosh,
+    "sigmoid": _expit, "cosh": np.cosh, "acos": np.arccos, "acosh": np.arccosh,
 }  # fmt: skip
 _THROUGH_ZERO: dict[str, Callable[..., Array]] = {
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
     "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh,
-    "tanh": np.tanh, "asinh": np.arcsinh, "atanh": np.arctanh, "erf": special.erf,
+    "tanh": np.tanh, "asinh": np.arcsinh, "atanh": np.arctanh, "erf": _erf,
 }  # fmt: skip
 _LINEAR = {"Add": np.add, "Sub": np.subtract}
 _LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}

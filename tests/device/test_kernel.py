@@ -1,0 +1,53 @@
+"""A kernel's machine code is made once, runs here, and is what an artifact is linked from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.hardware import resolve
+from tvm_ext.measure.build import Built, build
+from tvm_ext.runtime import kernel
+from tvm_ext.tvm_api import Target, te, tvm
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    x = te.placeholder(X.shape, "float32")
+    func = te.create_prim_func([x, te.compute(X.shape, lambda i: te.sin(x[i]) * 2)])
+    built = build(func, Target(resolve("cpu").target), "twice", run=False)
+    assert isinstance(built, Built), built
+    return built.module
+
+
+def result(made: kernel.Kernel) -> np.ndarray:
+    out = tvm.runtime.tensor(np.zeros_like(X))
+    made.main(tvm.runtime.tensor(X), out)
+    return np.asarray(out.numpy())
+
+
+def test_the_code_that_runs_is_the_object_files(compiled: Any) -> None:
+    """Linked as it is, an undefined function of the mathematical library with it."""
+    made = kernel.Kernel(compiled, "twice", run=True)
+    assert made.code.startswith(b"\x7fELF")
+    assert made.module.kind == "library"
+    np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("linker", [None, "/bin/false", "/nowhere/ld"])
+def test_without_a_linker_llvm_makes_the_code_again(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, linker: str | None
+) -> None:
+    monkeypatch.setattr(kernel, "_linker", lambda: linker)
+    made = kernel.Kernel(compiled, "twice", run=True)
+    assert made.module.kind == "llvm"
+    np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
+
+
+def test_code_for_another_machine_is_not_loaded(compiled: Any) -> None:
+    made = kernel.Kernel(compiled, "twice", run=False)
+    assert made.main is None and made.code

@@ -1,0 +1,47 @@
+"""Which algorithm a convolution gets: the fastest by prediction, with no more predictions than
+that takes."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.legalise_conv import DIRECT, choose_algorithm
+
+GEOMETRY = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 64, 64)
+SHAPE = (1, 56, 56, 64)
+
+
+def tile_of(func: Any) -> int:
+    """The Winograd output tile of a program, by the points of its packed weight."""
+    points = int(func.params[1].shape[0])
+    return points - 2 if len(func.params[1].shape) == 5 and points in (4, 6) else DIRECT
+
+
+@pytest.mark.parametrize(
+    ("times", "best", "asked"),
+    [
+        # the peak of 1 GFLOP/s allows direct convolution in 231 ms, F(2x2) in 103, F(4x4) in 58
+        ({4: 60e3, 2: 110e3, DIRECT: 240e3}, 4, [4]),
+        ({4: 105e3, 2: 104e3, DIRECT: 240e3}, 2, [4, 2]),
+        ({4: 400e3, 2: 300e3, DIRECT: 240e3}, DIRECT, [4, 2, DIRECT]),
+    ],
+)
+def test_what_cannot_win_at_the_machines_peak_is_not_predicted(
+    times: dict[int, float], best: int, asked: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def predict_us(func: Any) -> float:
+        seen.append(tile_of(func))
+        return times[seen[-1]]
+
+    assert choose_algorithm(GEOMETRY, SHAPE, 16, OUTPUT_TILES, predict_us, 1.0) == best
+    assert seen == asked
+    seen.clear()
+    assert choose_algorithm(GEOMETRY, SHAPE, 16, OUTPUT_TILES, predict_us, inf) == best
+    assert len(seen) == 3

@@ -1,0 +1,60 @@
+"""A kernel's machine code, made once: what was checked is what the artifact is linked from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tvm_ext.tvm_api import tvm
+
+
+class Kernel:
+    """A compiled kernel: its object file, and what runs it here.
+
+    compiled  TVM's module with the kernel, not yet machine code
+    name      its symbol
+    run       whether this machine is the one it is for
+    """
+
+    def __init__(self, compiled: Any, name: str, run: bool) -> None:
+        self.code = _object_file(compiled, name)
+        self.module = (_library(self.code, name) or compiled) if run else compiled
+        self.main: Any = self.module[name] if run else None
+
+
+def _object_file(compiled: Any, name: str) -> bytes:
+    """Written to memory: LLVM ends the process that writes to a full disk."""
+    file = os.memfd_create(name)
+    try:
+        compiled.write_to_file(f"/proc/self/fd/{file}", "o")
+        size = os.fstat(file).st_size
+        return os.pread(file, size, 0)
+    finally:
+        os.close(file)
+
+
+def _library(code: bytes, name: str) -> Any:
+    """The object as a shared library of this process; None where it cannot be linked, and LLVM has
+    to make the code once more."""
+    linker = _linker()
+    if not linker:
+        return None
+    try:
+        with tempfile.TemporaryDirectory(prefix="tvm_ext-") as folder:
+            made, linked = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+            made.write_bytes(code)
+            command = [linker, "-shared", "-o", str(linked), str(made)]
+            subprocess.run(command, check=True, capture_output=True)
+            return tvm.runtime.load_module(str(linked))
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        return None
+
+
+@cache
+def _linker() -> str | None:
+    return shutil.which("ld")

@@ -61,7 +61,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         LowerEinsum(),
         Normalise(),
         FoldLayout(),
-        ChannelsLast(ALL_CONVOLUTIONS),
+        ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldLayout(),
         ReadPlanes(),
         Normalise(),

@@ -82,6 +82,11 @@ def _convolutions() -> None:
     )
     case("conv1d", _conv(7, (3,), padding=(2, 1), strides=2, dilation=2), (2, 6, 23))
     case("conv1d_depthwise", _conv(9, (5,), padding=2, groups=9), (1, 9, 17))
+    case("conv2d_planes", _conv(3, (3, 3), bias_relu, padding=1), (1, 5, 9, 23))
+    case("conv2d_planes_1x1", _conv(1, (1, 1)), (2, 7, 3, 16))
+    case("conv2d_planes_dilated", _conv(8, (3, 5), padding=(0, 2), dilation=(1, 2)), (1, 9, 6, 31))
+    case("conv1d_planes", _conv(2, (7,), padding=(4, 1)), (2, 6, 37))
+    case("conv3d_planes", _conv(3, (2, 1, 3)), (1, 4, 3, 5, 19))
     case("conv3d", _conv(10, (3, 1, 2), padding=(1, 0, 1, 0, 1, 1)), (1, 3, 5, 6, 4))
     case("conv3d_grouped", _conv(8, (2, 2, 2), groups=2, strides=(1, 2, 1)), (1, 4, 4, 5, 5))
 

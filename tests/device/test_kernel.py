@@ -50,4 +50,5 @@ def test_without_a_linker_llvm_makes_the_code_again(
 
 def test_code_for_another_machine_is_not_loaded(compiled: Any) -> None:
     made = kernel.Kernel(compiled, "twice", run=False)
-    assert made.main is None and made.code
+    assert made.main is None
+    assert made.code

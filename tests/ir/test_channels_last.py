@@ -379,3 +379,30 @@ def test_transposed_convolutions_where_they_are_asked_for(groups):
     layout = "NHWC" if groups == 1 else "NCHW"
     assert (call.attrs.data_layout, call.attrs.kernel_layout) == (layout, "IOHW")
     assert len(calls(result, "permute_dims")) == (2 if groups == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "lanes", "layout"),
+    [(2, 16, "NCHW"), (2, 0, "NHWC"), (2, 2, "NHWC"), (6, 16, "NHWC")],
+)
+def test_a_convolution_of_planes_to_few_channels_stays(channels, lanes, layout):
+    """Not without a vector's width, nor where vectors are short, nor to more channels than it reads
+    or than half a vector."""
+
+    def before(b, x):
+        return nn.conv2d(x, const(channels, 4, 3, 3), padding=1)
+
+    result = ChannelsLast(lanes=lanes)(module(before, (1, 4, 8, 16)))
+    (call,) = calls(result, "nn.conv2d")
+    assert str(call.attrs.data_layout) == layout
+
+
+def test_a_convolution_to_few_channels_follows_its_data():
+    """rewrite: conv(conv(x)) -> both channels last, for the first one writes so."""
+
+    def before(b, x):
+        y = b.emit(nn.conv2d(x, const(32, 4, 3, 3), padding=1))
+        return nn.conv2d(y, const(2, 32, 3, 3), padding=1)
+
+    result = ChannelsLast(lanes=16)(module(before, (1, 4, 8, 16)))
+    assert [str(call.attrs.data_layout) for call in calls(result, "nn.conv2d")] == ["NHWC"] * 2

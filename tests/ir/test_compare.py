@@ -46,7 +46,8 @@ def test_chosen_lines_share_all_but_their_last_index(tile):
     chosen = choose_lines((1, 28, 28, 128), tile, count=64, per_line=4)
     assert chosen.size == np.unique(chosen).size == 64
     lines, counts = np.unique(chosen // 128, return_counts=True)
-    assert lines.size == 16 and set(counts) == {4}
+    assert lines.size == 16
+    assert set(counts) == {4}
     assert {0, 27, 28 * 27, 28 * 28 - 1} <= set(lines.tolist())
     assert {0, 127} <= set((chosen % 128).tolist())
     assert np.unique(chosen % 128).size > 16

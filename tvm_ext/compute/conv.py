@@ -145,3 +145,20 @@ def conv(
     channels = padded(geometry.out_channels, block)
     y = te.compute((x.shape[0], *out, channels), dense, name="conv")
     return crop(y, geometry.out_channels)
+
+
+def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
+    """The convolution of planes x [n, C, spatial..] by weight [O, C, k..] to planes [n, O, out..],
+    of one group: for fewer output channels than a vector holds, since vectors lie along rows."""
+    out = geometry.out_size([int(size) for size in x.shape[2:]])
+    if any((*geometry.pad_before, *geometry.pad_after)):
+        x = topi.nn.pad(x, (0, 0, *geometry.pad_before), (0, 0, *geometry.pad_after), name="pad")
+    channel = te.reduce_axis((0, geometry.in_channels), name="c")
+    taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
+    axes = list(zip(geometry.strides, taps, geometry.dilation, strict=True))
+
+    def dense(n: Any, o: Any, *at: Any) -> Any:
+        place = [p * s + k * d for p, (s, k, d) in zip(at, axes, strict=True)]
+        return te.sum(x(n, channel, *place) * weight(o, channel, *taps), axis=[channel, *taps])
+
+    return te.compute((x.shape[0], geometry.out_channels, *out), dense, name="conv")

@@ -8,6 +8,7 @@ from functools import partial
 from tvm_ext.graph.layout_perm import Perm, identity
 from tvm_ext.graph.layout_rules import RULES, Placed, is_plain_conv, reshape
 from tvm_ext.graph.layout_values import Layouts, Value, known_shape
+from tvm_ext.graph.legalise_conv import stays_in_planes
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED
 from tvm_ext.tvm_api import Call, IRModule, ir, relax, tvm
 
@@ -35,12 +36,16 @@ class ChannelsLast:
 
     convolutions: the operators that ask for channels-last; others stay in NCHW. Transposed
     convolutions do so in `ALL_CONVOLUTIONS`, for `Legalise`: TVM lowers them in NCHW only.
+
+    lanes: float32 elements in a vector; a convolution to so few channels that half of one would be
+    empty stays in NCHW if its data is (`legalise_conv.stays_in_planes`). 0: none does.
     """
 
     convolutions: tuple[str, ...] = CONVOLUTIONS
+    lanes: int = 0
 
     def transform_module(self, mod: IRModule, ctx: tvm.transform.PassContext) -> IRModule:
-        rewriter = _Rewriter(mod, frozenset(self.convolutions))
+        rewriter = _Rewriter(mod, frozenset(self.convolutions), self.lanes)
         for name, func in mod.functions_items():
             if isinstance(func, relax.Function) and self._applies(func):
                 rewriter.builder_.update_func(name, rewriter.rewrite(func))
@@ -61,8 +66,9 @@ class ChannelsLast:
 class _Rewriter(relax.PyExprMutator):
     """Rebuilds a function binding by binding, keeping for each value the layouts it exists in."""
 
-    def __init__(self, mod: IRModule, convolutions: frozenset[str]) -> None:
+    def __init__(self, mod: IRModule, convolutions: frozenset[str], lanes: int) -> None:
         super().__init__(mod)
+        self.lanes = lanes
         self.rules = {
             name: rule
             for name, rule in RULES.items()
@@ -139,6 +145,8 @@ class _Rewriter(relax.PyExprMutator):
 
     def _bind_call(self, binding: relax.VarBinding) -> bool:
         """A call that has a rule which applies."""
+        if self._stays(binding.value):
+            return False
         rule = self.rules.get(_op_name(binding.value))
         output = self._is_output(binding.var)
         if rule is None or (output and isinstance(binding.var.ty, ir.TupleType)):
@@ -150,6 +158,12 @@ class _Rewriter(relax.PyExprMutator):
         emit = self.builder_.emit_output if output else self.builder_.emit
         self._record(binding.var, _results(emit(placed.call, binding.var.name), placed))
         return True
+
+    def _stays(self, call: relax.Expr) -> bool:
+        if _op_name(call) not in CONVOLUTIONS or not stays_in_planes(call, self.lanes):
+            return False
+        data = self.layouts.value(call.args[0])
+        return data is None or data.is_plain
 
     def _record(self, var: relax.Var, seen: Value | list[Value]) -> None:
         """Remembers what a variable holds, and hands what leaves a dataflow block out of it."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.blocking import choose_block
-from tvm_ext.compute.conv import ConvGeometry, conv, pack_weight
+from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
@@ -28,13 +28,62 @@ CONVOLUTIONS = {
     "relax.nn.conv3d": ("NDHWC", "ODHWI", "NCDHW"),
 }
 """Operators with the layouts of data and weight this rule takes, and that of data in planes."""
+PLANES = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+}
+"""The same operators' layouts of data and weight where convolution stays in planes."""
 DIRECT = 0
 """The algorithm that is no Winograd tile."""
 
 
+def stays_in_planes(call: Any, lanes: int) -> bool:
+    """Whether a convolution of planes to planes is best left so: dense, with stride 1, by a
+    constant, to no more channels than it reads, so few that channels last would leave half of a
+    vector empty, along rows of at least a vector."""
+    given, out, attrs = static_shape(call.args[0]), static_shape(call), call.attrs
+    weight = constant_array(call.args[1])
+    if given is None or out is None or weight is None or weight.dtype != np.float32:
+        return False
+    data, kernel = PLANES[str(call.op.name)]
+    return (
+        (str(attrs.data_layout), str(attrs.kernel_layout)) == (data, kernel)
+        and str(attrs.out_layout) in ("", data)
+        and int(attrs.groups) == 1
+        and set(ints(attrs.strides)) == {1}
+        and 2 * out[1] <= lanes <= out[-1]
+        and out[1] <= given[1]
+    )
+
+
+def legalise_planes(builder: Any, call: Any) -> Any:
+    """Convolution of planes to few planes (see `stays_in_planes`)."""
+    weight, attrs = constant_array(call.args[1]), call.attrs
+    rank, padding = weight.ndim - 2, ints(attrs.padding)
+    geometry = ConvGeometry(
+        kernel=weight.shape[2:],
+        strides=ints(attrs.strides),
+        pad_before=padding[:rank],
+        pad_after=padding[rank:],
+        dilation=ints(attrs.dilation),
+        groups=1,
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0],
+    )
+    return builder.call_te(
+        lambda data, filters: conv_planes(data, filters, geometry),
+        *call.args,
+        primfunc_name_hint=f"{call.op.name.rsplit('.', 1)[-1]}_planes",
+        primfunc_attrs=FUSES_EPILOGUE,
+    )
+
+
 def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
-    """Convolution by a constant to a channels-last result, of channels-last data or of planes; None
-    for other layouts and weights."""
+    """Convolution by a constant to a channels-last result, of channels-last data or of planes, or
+    from planes to few planes; None for other layouts and weights."""
+    if stays_in_planes(call, options.lanes):
+        return legalise_planes(builder, call)
     attrs = call.attrs
     data_layout, kernel_layout, plane_layout = CONVOLUTIONS[str(call.op.name)]
     weight = constant_array(call.args[1])

@@ -29,6 +29,7 @@ from tvm_ext.tile.classify import (
     is_small_window,
     is_square,
     leaves_holes_out,
+    taps_along_vectors,
     vector_axis,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
@@ -38,6 +39,8 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 
 LOADS_PER_CYCLE = 2.0
+LINES_CROSSED = 2.0
+"""Loads that a vector takes which begins anywhere in a cache line."""
 LATENCY_SLACK = 1
 """Cycles by which a chain of dependent multiply-adds exceeds their latency in practice."""
 TASK_CYCLES = 40.0
@@ -69,6 +72,8 @@ class Estimate(msgspec.Struct, frozen=True):
     memory_us: float
     bound: str
     """`compute`, or the memory level whose bandwidth limits."""
+    aside_us: float = 0.0
+    """What of the latency goes to stages before the anchor and to copies."""
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
@@ -78,6 +83,7 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
         sum(one.compute_us for one in estimates),
         sum(one.memory_us for one in estimates),
         max(estimates, key=lambda one: one.latency_us).bound,
+        sum(one.aside_us for one in estimates),
     )
 
 
@@ -107,7 +113,11 @@ def register_cycles(
             tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in wide
         )
         # an element that several unrolled iterations read is loaded once (a sliding window)
-        elements = min(prod(touched(access, tile, shape)), tile.points)
+        elements = float(min(prod(touched(access, tile, shape)), tile.points))
+        if vectors_wide and (taps := taps_along_vectors(node, access)):  # each loads its own
+            rest = (1 if a in taps else e for a, e in enumerate(tile.extents))
+            elements = LINES_CROSSED * prod(touched(access, Tile(tuple(rest)), shape))
+            elements *= prod(tile.extents[axis] for axis in taps)
         loads += elements / (lanes if vectors_wide else 1)
     issue = points * flops / 2 / hw.fma_per_cycle
     fetch = loads / LOADS_PER_CYCLE
@@ -205,8 +215,8 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     latency_us = overlapped_us(compute_us, memory_us) + stall_us
     if graph.io_bytes < hw.levels[-2].size_bytes * KEPT:  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
-    latency_us += launch_us + prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
-    return Estimate(latency_us, compute_us, memory_us, bound)
+    aside_us = prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
+    return Estimate(latency_us + launch_us + aside_us, compute_us, memory_us, bound, aside_us)
 
 
 def in_company(

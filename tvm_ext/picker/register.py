@@ -49,6 +49,9 @@ def register_tiles(
     squares = list(square_tiles(node, lanes))
     yield from squares
     rows = row_axes(node, vector)
+    if vector is not None and not any(shares_index(node, axis) for axis in rows):
+        alike = {axis for axis in rows if shares_vectors(graph, node, vector, axis)}
+        rows.sort(key=lambda axis: axis in alike)
     last = rows[-1] if rows else None
     before = rows[-2] if len(rows) > 1 else None
     divisor = packed_divisor(node, vector) if vector is not None else 0
@@ -138,6 +141,15 @@ def hollow_tiles(
             for hole, extent in zip(node.holes, extents, strict=True):
                 tile[hole.space] = extent
             yield Tile(tuple(tile))
+
+
+def shares_vectors(graph: TileGraph, node: TileNode, vector: int, axis: int) -> bool:
+    """Whether neighbours along an axis read the same vectors of some input. Output channels of a
+    convolution in planes do; its rows share weights only, which are elements."""
+    return any(
+        access.stride(vector, graph.tensors[access.tensor].shape) == 1 and not access.uses(axis)
+        for access in node.reads
+    )
 
 
 def row_axes(node: TileNode, vector: int | None) -> list[int]:

@@ -24,9 +24,6 @@ from tvm_ext.tile.infer import region
 from tvm_ext.tile.nest import Nest
 from tvm_ext.tile.plan import TilePlan
 
-VERSION = 1
-"""Changes with the meaning, number or order of the features."""
-
 FEATURES: dict[str, str] = {
     "reduce": "1 for a reduction, 0 for a map",
     "anchor": "1 for the stage the plan tiles",
@@ -75,6 +72,7 @@ FEATURES: dict[str, str] = {
     "predicted": "the performance model's time over the roofline's, as slog",
     "predicted_compute": "its time of arithmetic over the roofline's, as slog",
     "predicted_memory": "its time of traffic over the roofline's, as slog",
+    "predicted_aside": "its time of stages before the anchor, masks and copies, likewise",
 }
 """Every feature with its meaning; none has a unit but where it says bytes."""
 
@@ -91,6 +89,8 @@ class Estimate(Protocol):
     def compute_us(self) -> float: ...
     @property
     def memory_us(self) -> float: ...
+    @property
+    def aside_us(self) -> float: ...
 
 
 Predict = Callable[[TileGraph, TilePlan], Estimate]
@@ -138,6 +138,7 @@ class Features:
             "predicted": ratio(estimate.latency_us / self._roof_us),
             "predicted_compute": ratio(estimate.compute_us / self._roof_us),
             "predicted_memory": ratio(estimate.memory_us / self._roof_us),
+            "predicted_aside": ratio(estimate.aside_us / self._roof_us),
         }
         levels = {entry.stage: entry.level for entry in plan.attach}
         found = np.zeros((len(self._graph.nodes), len(FEATURES)), np.float32)

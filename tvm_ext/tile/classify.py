@@ -114,6 +114,14 @@ def slides(node: TileNode, axis: int) -> bool:
     )
 
 
+def taps_along_vectors(node: TileNode, access: Access) -> list[int]:
+    """The reduce axes that slide a window along the vectors of an access."""
+    vector, last = vector_axis(node), access.dims[-1] if access.dims else None
+    if vector is None or last is None or not last.coeffs[vector]:
+        return []
+    return [axis for axis in node.reduce if last.coeffs[axis] and node.axes[axis].extent > 1]
+
+
 def split_axis(node: TileNode) -> int | None:
     """The outermost reduction axis with more than one iteration; None without one."""
     return next((axis for axis in node.reduce if node.axes[axis].extent > 1), None)

@@ -20,6 +20,7 @@ from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import build as compile_kernel
+from tvm_ext.measure.build import one_line
 from tvm_ext.measure.job import Failure
 from tvm_ext.passes import apply_plans, lowering_passes
 from tvm_ext.planner import Planned, Task, next_option
@@ -114,7 +115,12 @@ class Checker:
         """The kernel's machine code."""
         name = entry.task.name
         built = compile_kernel(entry.func, self._target, name, run=False)
-        return built if isinstance(built, Failure) else Kernel(built.module, name, self._runnable)
+        if isinstance(built, Failure):
+            return built
+        try:
+            return Kernel(built.module, name, self._runnable)
+        except Exception as error:  # of whatever kind LLVM's refusal comes
+            return Failure("compile", one_line(error))
 
     def settle(self, entry: Planned, built: Kernel | Failure) -> tuple[Planned, Kernel]:
         """The first of the task's options, from the present one on, that compiles and is right."""
@@ -180,7 +186,7 @@ def link(
 
     def parts() -> Parts:
         asking, weights = detach(rest)
-        return Parts(built(asking), [kernel.code for kernel in others], weights)
+        return Parts(built(asking), others, weights)
 
     executable = built(rest)
     for kernel in others:

@@ -240,6 +240,25 @@ def test_a_plan_that_cannot_be_compiled_is_replaced(
     assert_close(compiled(X), reference(model))
 
 
+def test_a_plan_whose_machine_code_cannot_be_made_is_replaced(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = assembly.Kernel, []
+
+    def kernel(*arguments: Any) -> Any:
+        if not refused:
+            refused.append(arguments)
+            raise RuntimeError("no such instruction")
+        return real(*arguments)
+
+    monkeypatch.setattr(assembly, "Kernel", kernel)
+    compiled = tvm_ext.compile(str(model))
+    replaced = [group for group in compiled.manifest.groups if group.fallback]
+    assert len(replaced) == 1
+    assert "no such instruction" in replaced[0].fallback[0]
+    assert_close(compiled(X), reference(model))
+
+
 def test_a_function_that_tvm_refuses_in_every_form_is_the_models_error(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

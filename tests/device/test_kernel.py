@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,20 @@ def test_without_a_linker_llvm_makes_the_code_again(
     made = kernel.Kernel(compiled, "twice", run=True)
     assert made.module.kind == "llvm"
     np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
+
+
+def test_where_files_are_limited_the_object_is_made_when_it_is_written(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Files in memory are limited too, and LLVM would end the process."""
+    monkeypatch.setattr(kernel.resource, "getrlimit", lambda _: (4096, 4096))
+    made = kernel.Kernel(compiled, "twice", run=True)
+    assert not made.code
+    np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
+    monkeypatch.undo()
+    made.write(tmp_path / "limited.o")
+    kernel.Kernel(compiled, "twice", run=True).write(tmp_path / "free.o")
+    assert (tmp_path / "limited.o").read_bytes() == (tmp_path / "free.o").read_bytes()
 
 
 def test_code_for_another_machine_is_not_loaded(compiled: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, encode_manifest
 from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
+from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.weights import section
 from tvm_ext.tvm_api import IRModule, relax
 
@@ -29,11 +30,11 @@ def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
 
 
 class Parts(NamedTuple):
-    """What an artifact is linked from: the VM's code, kernels as object files, and the weights that
-    the code asks for by number."""
+    """What an artifact is linked from: the VM's code, kernels, and the weights that the code asks
+    for by number."""
 
     executable: Any
-    kernels: Sequence[bytes]
+    kernels: Sequence[Kernel]
     weights: Sequence[np.ndarray]
 
 
@@ -53,12 +54,12 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             built = Path(folder) / path.name
             objects = section(parts.weights, Path(folder), compiler)
             kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
-            for kernel, code in zip(kernels, parts.kernels, strict=True):
-                kernel.write_bytes(code)
 
             def link() -> None:
                 from tvm.support import cc
 
+                for kernel, place in zip(parts.kernels, kernels, strict=True):
+                    kernel.write(place)
                 linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC"])
                 parts.executable.export_library(
                     str(built),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -23,22 +24,33 @@ class Kernel:
 
     def __init__(self, compiled: Any, name: str, run: bool) -> None:
         self.code = _object_file(compiled, name)
-        self.module = (_library(self.code, name) or compiled) if run else compiled
+        library = _library(self.code) if run and self.code else None
+        self.module = library or compiled
         self.main: Any = self.module[name] if run else None
+
+    def write(self, path: Path) -> None:
+        """The object file on disk. LLVM, if it has to make it first, ends the process when the disk
+        is full."""
+        if self.code:
+            path.write_bytes(self.code)
+        else:
+            self.module.write_to_file(str(path), "o")
 
 
 def _object_file(compiled: Any, name: str) -> bytes:
-    """Written to memory: LLVM ends the process that writes to a full disk."""
+    """Written to memory, for LLVM ends the process that writes to a full disk; nothing where the
+    size of files is limited, those in memory too."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return b""
     file = os.memfd_create(name)
     try:
         compiled.write_to_file(f"/proc/self/fd/{file}", "o")
-        size = os.fstat(file).st_size
-        return os.pread(file, size, 0)
+        return os.pread(file, os.fstat(file).st_size, 0)
     finally:
         os.close(file)
 
 
-def _library(code: bytes, name: str) -> Any:
+def _library(code: bytes) -> Any:
     """The object as a shared library of this process; None where it cannot be linked, and LLVM has
     to make the code once more."""
     linker = _linker()

@@ -26,8 +26,9 @@ from tvm_ext.search.features import FEATURES, Rows
 
 ROUNDS = 100
 LEAST = 1 / 64
-"""Throughput that plans count as which are slower, or failed."""
+"""Throughput of a plan that failed, or is slower than that."""
 LEAST_WEIGHT = 0.05
+"""Least weight of a plan: nothing else would tell slow ones from the best."""
 PARAMETERS: dict[str, Any] = {
     "max_depth": 7,
     "eta": 0.1,

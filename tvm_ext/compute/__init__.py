@@ -1,7 +1,7 @@
 """Definitions of the operators we lower ourselves, as tensor expressions over packed weights.
 
   blocking  how an output axis is cut into blocks of whole vectors, decided by the machine alone
-  conv      channels-last convolution of any rank: plain, grouped, depthwise
+  conv      channels-last convolution of any rank: plain, grouped, depthwise; of planes to few
   dense     matrix multiplication by a constant
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage

@@ -4,6 +4,7 @@
   profile    the time every kernel takes inside the running model
   machine    TVM's virtual machine without TVM's compiler
   artifact   one shared library that stock TVM loads, with its manifest inside
+  kernel     a kernel's machine code: runs here, and is what the artifact is linked from
   export     writing it, with weights in a section of its own (weights)
   threads    how many threads TVM's pool gets, decided once a process
 

@@ -220,6 +220,15 @@ def test_a_kernel_that_is_never_right_ends_the_options_not_the_compile(
     assert_close(compiled(X), reference(model))
 
 
+def assert_one_replaced(model: Path, reason: str) -> None:
+    """One kernel gave way to the next plan for that reason, and the model is right."""
+    compiled = tvm_ext.compile(str(model))
+    replaced = [group for group in compiled.manifest.groups if group.fallback]
+    assert len(replaced) == 1
+    assert reason in replaced[0].fallback[0]
+    assert_close(compiled(X), reference(model))
+
+
 def test_a_plan_that_cannot_be_compiled_is_replaced(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,11 +242,7 @@ def test_a_plan_that_cannot_be_compiled_is_replaced(
         return real(*arguments, **options)
 
     monkeypatch.setattr(assembly, "compile_kernel", compile_kernel)
-    compiled = tvm_ext.compile(str(model))
-    replaced = [group for group in compiled.manifest.groups if group.fallback]
-    assert len(replaced) == 1
-    assert "LLVM says no" in replaced[0].fallback[0]
-    assert_close(compiled(X), reference(model))
+    assert_one_replaced(model, "LLVM says no")
 
 
 def test_a_plan_whose_machine_code_cannot_be_made_is_replaced(
@@ -252,11 +257,7 @@ def test_a_plan_whose_machine_code_cannot_be_made_is_replaced(
         return real(*arguments)
 
     monkeypatch.setattr(assembly, "Kernel", kernel)
-    compiled = tvm_ext.compile(str(model))
-    replaced = [group for group in compiled.manifest.groups if group.fallback]
-    assert len(replaced) == 1
-    assert "no such instruction" in replaced[0].fallback[0]
-    assert_close(compiled(X), reference(model))
+    assert_one_replaced(model, "no such instruction")
 
 
 def test_a_function_that_tvm_refuses_in_every_form_is_the_models_error(

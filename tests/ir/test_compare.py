@@ -55,6 +55,7 @@ def test_chosen_lines_share_all_but_their_last_index(tile):
 
 def test_short_lines_are_chosen_whole():
     assert choose_lines((5, 2), None, count=64, per_line=4).tolist() == list(range(10))
+    assert choose_lines((0, 2), None, count=64, per_line=4).size == 0
 
 
 def test_the_worst_element_is_reported():

@@ -99,11 +99,7 @@ def conv(
     first = 2 if planes else 1
     out = geometry.out_size([int(size) for size in x.shape[first : rank + first]])
     grouped = geometry.groups > 1 and not geometry.depthwise
-    if any((*geometry.pad_before, *geometry.pad_after)):
-        flat, behind = (0,) * first, (0,) * (len(x.shape) - rank - first)
-        before = (*flat, *geometry.pad_before, *behind)
-        after = (*flat, *geometry.pad_after, *behind)
-        x = topi.nn.pad(x, before, after, name="pad")
+    x = _padded(x, geometry, first)
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
     def position(at: Sequence[Any]) -> list[Any]:
@@ -151,8 +147,7 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     """The convolution of planes x [n, C, spatial..] by weight [O, C, k..] to planes [n, O, out..],
     of one group: for fewer output channels than a vector holds, since vectors lie along rows."""
     out = geometry.out_size([int(size) for size in x.shape[2:]])
-    if any((*geometry.pad_before, *geometry.pad_after)):
-        x = topi.nn.pad(x, (0, 0, *geometry.pad_before), (0, 0, *geometry.pad_after), name="pad")
+    x = _padded(x, geometry, 2)
     channel = te.reduce_axis((0, geometry.in_channels), name="c")
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
     axes = list(zip(geometry.strides, taps, geometry.dilation, strict=True))
@@ -162,3 +157,13 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
         return te.sum(x(n, channel, *place) * weight(o, channel, *taps), axis=[channel, *taps])
 
     return te.compute((x.shape[0], geometry.out_channels, *out), dense, name="conv")
+
+
+def _padded(x: Tensor, geometry: ConvGeometry, first: int) -> Tensor:
+    """The data with the padding of its spatial axes, of which `first` is the first."""
+    if not any((*geometry.pad_before, *geometry.pad_after)):
+        return x
+    flat, behind = (0,) * first, (0,) * (len(x.shape) - len(geometry.kernel) - first)
+    before = (*flat, *geometry.pad_before, *behind)
+    after = (*flat, *geometry.pad_after, *behind)
+    return topi.nn.pad(x, before, after, name="pad")

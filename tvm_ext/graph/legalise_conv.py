@@ -6,7 +6,7 @@ conv2d(x, W, NHWC)  →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import inf, prod
 from typing import Any
@@ -59,18 +59,8 @@ def stays_in_planes(call: Any, lanes: int) -> bool:
 
 def legalise_planes(builder: Any, call: Any) -> Any:
     """Convolution of planes to few planes (see `stays_in_planes`)."""
-    weight, attrs = constant_array(call.args[1]), call.attrs
-    rank, padding = weight.ndim - 2, ints(attrs.padding)
-    geometry = ConvGeometry(
-        kernel=weight.shape[2:],
-        strides=ints(attrs.strides),
-        pad_before=padding[:rank],
-        pad_after=padding[rank:],
-        dilation=ints(attrs.dilation),
-        groups=1,
-        in_channels=weight.shape[1],
-        out_channels=weight.shape[0],
-    )
+    outputs, inputs, *kernel = constant_array(call.args[1]).shape
+    geometry = _geometry(call.attrs, kernel, inputs, outputs)
     return builder.call_te(
         lambda data, filters: conv_planes(data, filters, geometry),
         *call.args,
@@ -99,18 +89,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         return None
     if planes:
         shape = (shape[0], *shape[2:], shape[1])
-    rank = len(shape) - 2
-    padding = ints(attrs.padding)
-    geometry = ConvGeometry(
-        kernel=weight.shape[1:-1],
-        strides=ints(attrs.strides),
-        pad_before=padding[:rank],
-        pad_after=padding[rank:],
-        dilation=ints(attrs.dilation),
-        groups=int(attrs.groups),
-        in_channels=shape[-1],
-        out_channels=weight.shape[0],
-    )
+    geometry = _geometry(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
     m = DIRECT
     if not planes:
         m = choose_algorithm(
@@ -146,6 +125,20 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         out = (shape[0], *geometry.out_size(shape[1:-1]), geometry.out_channels)
         return builder.call_te(topi.reshape, builder.emit(result), out)
     return result
+
+
+def _geometry(attrs: Any, kernel: Sequence[int], inputs: int, outputs: int) -> ConvGeometry:
+    rank, padding = len(kernel), ints(attrs.padding)
+    return ConvGeometry(
+        kernel=tuple(kernel),
+        strides=ints(attrs.strides),
+        pad_before=padding[:rank],
+        pad_after=padding[rank:],
+        dilation=ints(attrs.dilation),
+        groups=int(attrs.groups),
+        in_channels=inputs,
+        out_channels=outputs,
+    )
 
 
 @lru_cache(maxsize=1024)

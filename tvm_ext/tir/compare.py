@@ -112,12 +112,11 @@ def choose_lines(
     *outer, last = shape
     tiles = [None, None] if tile_extents is None else [tile_extents[:-1], tile_extents[-1:]]
     lines = choose(tuple(outer), tiles[0], count // per_line, seed)
-    return np.concatenate(
-        [
-            line * last + choose((last,), tiles[1], per_line, seed + place)
-            for place, line in enumerate(lines)
-        ]
-    )
+    chosen = [
+        line * last + choose((last,), tiles[1], per_line, seed + place)
+        for place, line in enumerate(lines)
+    ]
+    return np.concatenate(chosen) if chosen else lines
 
 
 def _borders(extent: int, tile: int) -> NDArray[np.int64]:

@@ -120,16 +120,13 @@ def _reinterpret(node: Node) -> Callable[[Array], Array]:
     return lambda a: np.asarray(a).astype(source).view(target).astype(wide)
 
 
-def _expit(a: Array) -> Array:
-    from scipy import special  # a quarter of a second, which few models need
+def _special(name: str) -> Callable[[Array], Array]:
+    def apply_it(a: Array) -> Array:
+        from scipy import special  # a quarter of a second, which few models need
 
-    return special.expit(a)
+        return getattr(special, name)(a)
 
-
-def _erf(a: Array) -> Array:
-    from scipy import special
-
-    return special.erf(a)
+    return apply_it
 
 
 _EXACT: dict[str, Callable[..., Array]] = {
@@ -153,13 +150,13 @@ _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
 }  # fmt: skip
 _TRANSCENDENTAL: dict[str, Callable[..., Array]] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda a: np.power(10.0, a), "pow": np.power,
-    "sigmoid": _expit, "cosh": np.cosh, "acos": np.arccos, "acosh": np.arccosh,
+    "sigmoid": _special("expit"), "cosh": np.cosh, "acos": np.arccos, "acosh": np.arccosh,
 }  # fmt: skip
 _THROUGH_ZERO: dict[str, Callable[..., Array]] = {
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
     "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh,
-    "tanh": np.tanh, "asinh": np.arcsinh, "atanh": np.arctanh, "erf": _erf,
+    "tanh": np.tanh, "asinh": np.arcsinh, "atanh": np.arctanh, "erf": _special("erf"),
 }  # fmt: skip
 _LINEAR = {"Add": np.add, "Sub": np.subtract}
 _LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}

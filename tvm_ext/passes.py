@@ -18,6 +18,7 @@ from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
+from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.memory_order import MemoryOrder
@@ -41,6 +42,7 @@ __all__ = [
     "FoldIndices",
     "FoldLayout",
     "Fuse",
+    "FuseAttention",
     "Legalise",
     "LowerEinsum",
     "MemoryOrder",
@@ -60,6 +62,8 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
     return [
         LowerEinsum(),
         Normalise(),
+        FoldLayout(),
+        FuseAttention(hardware),
         FoldLayout(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldLayout(),

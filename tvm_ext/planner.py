@@ -18,6 +18,7 @@ from tvm_ext.picker import exchange_us, pick, predict
 from tvm_ext.records import Database, TaskKey
 from tvm_ext.records.manifest import Group
 from tvm_ext.shield import shield
+from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
@@ -132,8 +133,11 @@ class Planned:
 
 def multiply_flops(graph: TileGraph | None, plan: TilePlan | None) -> float:
     """Operations of the reductions the plan tiles; 0 if it tiles none."""
-    anchors = [graph.nodes[part.anchor] for part in plan.parts()] if graph and plan else []
-    return sum(anchor.flops for anchor in anchors if anchor.kind == "reduce")
+    if graph is None or plan is None:
+        return 0.0
+    found = attention_stages(graph) if plan.rule == "attention" else None
+    anchors = (found.scores, found.mixed) if found else [part.anchor for part in plan.parts()]
+    return sum(node.flops for a in anchors if (node := graph.nodes[a]).kind == "reduce")
 
 
 def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:

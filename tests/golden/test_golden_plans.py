@@ -36,6 +36,7 @@ OPERATORS = (
     "softmax_large",
     "elementwise_large",
     "transpose_large",
+    "fused_attention_large",
 )
 
 

@@ -264,6 +264,57 @@ def attention(rows: int, columns: int, depth: int) -> TileGraph:
     return build.graph()
 
 
+def fused_attention(heads: int, queries: int, columns: int, keys: int, depth: int) -> TileGraph:
+    """`compute.attention` of so many queries, padded to `columns`, with a bias for each key."""
+    build = GraphBuilder("fused_attention")
+    inputs = [
+        build.tensor(name, (1, count, heads, depth), "input")
+        for name, count in (("q", queries), ("k", keys), ("v", keys))
+    ]
+    q, k, v = inputs
+    bias = build.tensor("bias", (1, 1, keys, 1), "input")
+    square = (1, heads, keys, columns)
+    turned = build.tensor("turned", (1, heads, depth, columns))
+    scores, biased, power = (build.tensor(n, square) for n in ("scores", "biased", "power"))
+    top, total = (build.tensor(n, (1, heads, columns)) for n in ("top", "total"))
+    mixed = build.tensor("mixed", (1, heads, depth, columns))
+    y = build.tensor("y", (1, queries, heads, depth), "output")
+    b, h, i, j, d, r = ({axis: 1} for axis in "bhijdr")
+    outer = {"b": 1, "h": heads}
+    column = [b, h, i]
+    build.node(
+        "turned", {**outer, "d": depth, "i": columns}, [(q, [b, i, h, d])], (turned, [b, h, d, i])
+    )
+    build.node(
+        "scores",
+        {**outer, "j": keys, "i": columns, "d*": depth},
+        [(k, [b, j, h, d]), (turned, [b, h, d, i])],
+        (scores, [b, h, j, i]),
+        2.0,
+    )
+    points = {**outer, "j": keys, "i": columns}
+    at = [b, h, j, i]
+    build.node("biased", points, [(scores, at), (bias, [{}, {}, j, {}])], (biased, at))
+    down = {**outer, "i": columns, "j*": keys}
+    build.node("top", down, [(biased, at)], (top, column))
+    build.node("power", points, [(biased, at), (top, column)], (power, at), 20.0)
+    build.node(
+        "mixed",
+        {**outer, "d": depth, "i": columns, "r*": keys},
+        [(v, [b, r, h, d]), (power, [b, h, r, i])],
+        (mixed, [b, h, d, i]),
+        2.0,
+    )
+    build.node("total", down, [(power, at)], (total, column))
+    build.node(
+        "divided",
+        {"b": 1, "i": queries, "h": heads, "d": depth},
+        [(mixed, [b, h, d, i]), (total, column)],
+        (y, [b, i, h, d]),
+    )
+    return build.graph()
+
+
 GRAPHS: dict[str, TileGraph] = {
     "conv_large": conv(56, 56, 64, 64),
     "conv_stem": conv(112, 112, 3, 64, kernel=7, stride=2, block=32),
@@ -299,6 +350,8 @@ GRAPHS: dict[str, TileGraph] = {
     "sum_to_scalar": total(64, 1024),
     "attention_large": attention(128, 384, 64),
     "attention_prime": attention(7, 13, 5),
+    "fused_attention_large": fused_attention(12, 384, 384, 384, 64),
+    "fused_attention_prime": fused_attention(3, 29, 32, 13, 5),
 }
 
 

@@ -3,6 +3,7 @@
   blocking  how an output axis is cut into blocks of whole vectors, decided by the machine alone
   conv      channels-last convolution of any rank: plain, grouped, depthwise; of planes to few
   dense     matrix multiplication by a constant
+  attention  a softmax between two products, queries in vectors
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   arg       argmax and argmin as two reductions

@@ -2,11 +2,12 @@
 
 In the order the pipeline runs them:
   normalise      dataflow blocks, inference operators, no dead code
+  fuse_attention  a softmax between two products as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
   read_planes    convolutions of few channels take planes as they are
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
-  share          constants of equal content once
+  share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated

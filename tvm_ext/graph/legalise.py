@@ -3,6 +3,7 @@
     conv2d(x, W, NHWC)        →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
     conv2d_transpose(x, W)    →  call_tir(conv_transpose, x, W packed by phase)
     matmul(x, W)              →  call_tir(dense, x, W packed [N/B, K, B])
+    nn.attention(q, k, v)     →  call_tir(attention, q, k, v)
     softmax, *_norm, exp, …   →  our own stages and vector maths
 
 Everything else takes TVM's own legalisation. A rule that does not apply returns None.
@@ -21,6 +22,7 @@ from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS, cuts_vectors
 from tvm_ext.graph.legalise_arg import ARGS
+from tvm_ext.graph.legalise_attention import legalise_attention
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, legalise_conv_transpose
 from tvm_ext.graph.legalise_maths import POINTWISE
@@ -179,5 +181,7 @@ RULES: dict[str, Rule] = {
 MATHS: dict[str, Rule] = {
     "relax.nn.softmax": legalise_softmax,
     "relax.nn.log_softmax": legalise_softmax,
+    "relax.nn.attention": legalise_attention,
+    "relax.nn.attention_bias": legalise_attention,
     **POINTWISE,
 }

@@ -1,5 +1,5 @@
-"""`Share`: constants of equal content once. A layer used twice, or the embedding that is also the
-output matrix, was packed for each use."""
+"""`Share`: constants of equal content once, and calls that are then the same. A layer used twice,
+or the embedding that is also the output matrix, was packed for each use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = 64
 @tvm.transform.module_pass(opt_level=0, name="Share")
 @dataclass(frozen=True)
 class Share:
-    """Constants of one type with the same bits become one.
+    """Constants of one type with the same bits become one, and so do equal calls.
 
     least_bytes  smaller constants are left alone: they cost less than looking at them
     """
@@ -26,8 +26,9 @@ class Share:
     least_bytes: int = 4096
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
-        """f(x, A); f(y, B) with A = B  →  f(x, A); f(y, A)."""
-        return rewritten(mod, _Sharing(mod, self.least_bytes))
+        """f(x, A); f(y, B); f(x, B) with A = B  →  f(x, A); f(y, A)."""
+        mod = rewritten(mod, _Sharing(mod, self.least_bytes))
+        return relax.transform.EliminateCommonSubexpr()(mod)
 
 
 @relax.expr_functor.mutator

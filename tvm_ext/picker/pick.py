@@ -22,6 +22,7 @@ from tvm_ext.picker.anchor import (
     hidden_work,
     widest_bytes,
 )
+from tvm_ext.picker.attention import attention_candidates
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order, plain_order
@@ -36,6 +37,7 @@ from tvm_ext.picker.perf import (
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
+from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
@@ -111,6 +113,8 @@ def pick_piece(
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
     node = graph.nodes[anchor]
+    if attention := attention_stages(graph):
+        return attention_candidates(graph, attention, hardware)[:count]
     if chain := transform_chain(graph):
         return chain_candidates(graph, chain, hardware)[:count]
     if is_flat(graph, node):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tvm_ext.search.sketch import Sketch
+from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
@@ -66,6 +67,8 @@ class Annotator:
                 return self._tile(sketch, node)
             case "chain":
                 return self._chain(sketch, node)
+            case "attention":
+                return self._attention(sketch, node)
             case "rows":
                 rows = self._random.randint(0, len(node.space))
                 box = row_box(node, rows)
@@ -139,6 +142,36 @@ class Annotator:
             unroll=register.extents[-1],
             attach=sketch.attach,
             prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+        )
+
+    def _attention(self, sketch: Sketch, node: TileNode) -> TilePlan:
+        """Register tiles of both products as wide as each other, any number in a block of queries
+        and of blocks in a task."""
+        found = attention_stages(self.graph)
+        assert found is not None
+        lanes = self._width()
+        columns = node.extents[COLUMN]
+        width = lanes * self._random.randint(1, MAX_WIDTH)
+        block = width * self._random.choice([1, 1, 2, 4])
+        task = block * self._random.choice(divisors(max(1, columns // block)))
+        tiles = [
+            LevelTile("core", of_queries(node, task)),
+            LevelTile("l2", of_queries(node, block)),
+        ]
+        for level, stage in (("register", found.scores), ("second", found.mixed)):
+            own = self.graph.nodes[stage].extents
+            rows = self._log_uniform(min(MAX_ROWS, own[ROW]))
+            step = self._random.choice(divisors(own[-1], MAX_UNROLL))
+            tiles.append(LevelTile(level, Tile((1, 1, rows, width, step))))
+        return TilePlan(
+            rule="attention",
+            anchor=sketch.anchor,
+            tiles=tuple(tiles),
+            order=tuple(range(len(node.axes))),
+            parallel=3,
+            lanes=lanes,
+            unroll=tiles[2].tile.extents[-1],
+            staged=self._random.choice(COPIED),
         )
 
     def _extents(self, node: TileNode, vector: int | None, lanes: int) -> tuple[Tile, Tile]:

@@ -76,7 +76,7 @@ FEATURES: dict[str, str] = {
 }
 """Every feature with its meaning; none has a unit but where it says bytes."""
 
-RULES = ("tile", "chain", "rows", "split", "flat", "loose")
+RULES = ("tile", "chain", "rows", "split", "flat", "loose", "attention")
 _PLACE = {name: place for place, name in enumerate(FEATURES)}
 
 

@@ -17,6 +17,7 @@ from math import prod
 import msgspec
 
 from tvm_ext.search.annotate import MAX_UNROLL, divisors, row_box
+from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
@@ -53,6 +54,8 @@ def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     if plan.rule == "chain":
         unroll = plan.at("register").extents[-1]
         return msgspec.structs.replace(plan, unroll=unroll, parallel=TASK_LOOPS[plan.order])
+    if plan.rule == "attention":
+        return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
     if plan.rule != "tile":
         return plan
     register, core = plan.at("register"), plan.at("core")
@@ -195,6 +198,35 @@ def _row_count(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.
     return msgspec.structs.replace(plan, tiles=tiles, parallel=parallel)
 
 
+def _queries(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Attention: other numbers of queries in a task, a block or the register tiles of a product."""
+    level = source.choice(["core", "l2", "register", "second"])
+    size = plan.at(level).extents[COLUMN]
+    if level in ("register", "second"):
+        size = max(plan.lanes, size + source.choice([-plan.lanes, plan.lanes]))
+    else:
+        size = _scaled(size, node.extents[COLUMN], source)
+    return with_extent(plan, level, COLUMN, size)
+
+
+def _product(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Attention: other rows or steps of one product's register tile."""
+    found = attention_stages(graph)
+    if found is None:
+        return plan
+    level, stage = source.choice([("register", found.scores), ("second", found.mixed)])
+    extents, tile = graph.nodes[stage].extents, plan.at(level).extents
+    if source.random() < 0.5:
+        rows = max(1, min(extents[ROW], tile[ROW] + source.choice([-2, -1, 1, 2])))
+        return with_extent(plan, level, ROW, rows)
+    step = source.choice(divisors(extents[-1], MAX_UNROLL))
+    return with_extent(plan, level, len(tile) - 1, step)
+
+
+def _copies(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    return msgspec.structs.replace(plan, staged=source.choice(COPIED))
+
+
 STEPS: dict[str, tuple[tuple[Step, float], ...]] = {
     "tile": (
         (_tile_size, 0.35),
@@ -213,6 +245,7 @@ STEPS: dict[str, tuple[tuple[Step, float], ...]] = {
         (_switches, 0.1),
         (_lanes, 0.05),
     ),
+    "attention": ((_queries, 0.4), (_product, 0.4), (_copies, 0.15), (_lanes, 0.05)),
     "flat": ((_chunk, 0.6), (_lanes, 0.2), (_serial, 0.2)),
     "split": ((_chunk, 0.7), (_lanes, 0.3)),
     "rows": ((_row_count, 0.6), (_lanes, 0.4)),

@@ -8,6 +8,7 @@ from itertools import chain
 import msgspec
 
 from tvm_ext.search.mutate import settled, with_extent
+from tvm_ext.tile.attention import COPIED
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -87,6 +88,8 @@ def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
 
 def _staged(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """The rows of operands copied side by side for each core tile, or not."""
+    if plan.rule == "attention":
+        yield from (msgspec.structs.replace(plan, staged=copied) for copied in COPIED)
     if plan.rule == "tile" and plan.staged:
         yield msgspec.structs.replace(plan, staged=())
     elif plan.rule == "tile":

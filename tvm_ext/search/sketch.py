@@ -11,6 +11,7 @@ rules with conditions; each rule that applies gives a state of its own. `annotat
     factor          fewer results than cores                    the reduction shared out (rfactor)
     rows            stages that share the work row by row       all of them, one row after another
     chain           a product between two transforms            five stages together (Winograd)
+    attention       a softmax between two products              all stages, blocks of queries
     flat            a map in memory order                       contiguous boxes
 
 Ansor's inlining of what costs nothing to recompute has happened before (`tir.prepare`), and what it
@@ -24,6 +25,7 @@ from math import prod
 
 import msgspec
 
+from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import has_reuse, is_flat, producers, split_axis, transform_chain
 from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph
@@ -156,6 +158,13 @@ def chain(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
         yield _next(state, f"chain at {level}", sketch)
 
 
+def attention(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
+    """A softmax between two products: everything for a block of queries at a time."""
+    found = attention_stages(graph)
+    if state.sketch is None and found is not None and state.stage == found.last:
+        yield _next(state, "attention", Sketch("attention", found.scores))
+
+
 def flat(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     """A map that walks its tensors in memory order."""
     flat_map = is_flat(graph, graph.nodes[state.stage])
@@ -163,4 +172,4 @@ def flat(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
         yield _next(state, "flat", Sketch("flat", state.stage))
 
 
-RULES: tuple[SketchRule, ...] = (chain, rows, factor, flat, tile, inline, skip)
+RULES: tuple[SketchRule, ...] = (attention, chain, rows, factor, flat, tile, inline, skip)

@@ -5,6 +5,7 @@ Read in this order:
   graph      TileNode and TileGraph: what operators touch, as affine maps (Welder §3.1)
   plan       TilePlan: the only tuning decision
   classify   what kind of work a node is;  legal: whether a plan can be a kernel of a group
+  attention  the stages of attention
   cut        a group with several stages worth tiling in pieces;  fuse: stages inside another's tile
   shift      tails: tiles that are moved back
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)

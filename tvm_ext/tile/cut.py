@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import has_reuse, transform_chain
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
@@ -33,9 +34,9 @@ class Piece(msgspec.Struct, frozen=True):
 
 def cut(graph: TileGraph) -> tuple[Piece, ...]:
     """The pieces of a group in the order of their stages; the group itself if at most one stage is
-    worth tiling, or if its stages belong together (Winograd)."""
+    worth tiling, or if its stages belong together (Winograd, attention)."""
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
-    if len(anchors) < 2 or transform_chain(graph):
+    if len(anchors) < 2 or transform_chain(graph) or attention_stages(graph):
         return (Piece(graph, tuple(range(len(graph.nodes)))),)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}
     for place, node in enumerate(graph.nodes):

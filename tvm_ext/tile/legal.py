@@ -5,9 +5,11 @@ The writer asks before it schedules, and the search before it spends time on a p
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
@@ -25,6 +27,7 @@ from tvm_ext.tile.shift import plan_shifts
 LEVELS = {
     "tile": ("core", "register"),
     "chain": ("core", "register"),
+    "attention": ("core", "l2", "register"),
     "rows": ("core",),
     "split": ("core",),
     "flat": ("core",),
@@ -74,6 +77,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         check_tile(graph, node, plan)
     elif plan.rule == "chain":
         check_chain(graph, plan)
+    elif plan.rule == "attention":
+        check_attention(graph, plan)
     elif plan.rule == "rows":
         row_count(node, plan)
     elif plan.rule == "split":
@@ -158,6 +163,32 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
         if cut and last.extents[axis - 2] % (core[axis] * chain.m):
             raise PlanError("tail", f"plan: core tile {core} leaves a tail of the image")
     return chain
+
+
+def check_attention(graph: TileGraph, plan: TilePlan) -> Attention:
+    """The stages of the group. Raises PlanError for another group, and for tiles that are not whole
+    vectors of queries, or steps that leave a tail."""
+    found = attention_stages(graph)
+    if found is None or plan.anchor != found.scores:
+        raise PlanError("structure", "plan: rule attention needs a softmax between two products")
+    columns, held = (plan.at(level).extents[COLUMN] for level in ("core", "l2"))
+    lanes = plan.lanes
+    for stage, level in ((found.scores, "register"), (found.mixed, "second")):
+        node = graph.nodes[stage]
+        if not any(e.level == level and e.tile.fits(node.axes) for e in plan.tiles):
+            raise PlanError("level", f"plan for {node.name}: no tile at {level} that fits it")
+        tile = plan.at(level).extents
+        *_, count, steps = node.extents
+        sizes = (count, columns, held, tile[COLUMN], lanes)
+        if any(whole % part for whole, part in pairwise(sizes)):
+            raise PlanError("divide", f"plan for {node.name}: queries {sizes} are no multiples")
+        if steps % tile[-1]:
+            raise PlanError("divide", f"plan for {node.name}: {steps} steps by {tile[-1]}")
+        if prod(tile) // lanes > MAX_UNROLLED:
+            raise PlanError("unroll", f"plan for {node.name}: the register tile {tile}")
+    if any(place not in (0, 1) for place in plan.staged):
+        raise PlanError("staged", f"plan: attention has no operand {max(plan.staged)} to copy")
+    return found
 
 
 def row_count(node: TileNode, plan: TilePlan) -> int:

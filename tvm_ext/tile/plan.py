@@ -10,6 +10,7 @@ from tvm_ext.tile.axis import Tile
 class LevelTile(msgspec.Struct, frozen=True):
     """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`).
 
+    Of attention `second` is the register tile of the second product, which is not the anchor.
     On a GPU `core` is a thread block, `shared` what it keeps in shared memory at once, `register`
     one thread.
     """
@@ -32,8 +33,8 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `tile`, `chain`, `rows`, `split`, `flat` or `loose`; on GPUs
-              `block` or one of `block_rows`, `block_flat`, `block_loose`
+    rule      which writer lowers it: `tile`, `chain`, `attention`, `rows`, `split`, `flat` or
+              `loose`; on GPUs `block` or one of `block_rows`, `block_flat`, `block_loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
     order     axis numbers of the anchor, outermost loop first
@@ -45,7 +46,8 @@ class TilePlan(msgspec.Struct, frozen=True):
     attach    other stages, and the level whose loops they move into
     instruction  the instruction family the innermost loops are written for
     prefetch  whether each step asks for its share of the next panel of a packed operand
-    staged    reads of the anchor (by number) whose part of a core tile is copied side by side first
+    staged    reads of the anchor (by number) whose part of a core tile is copied side by side
+              first; of attention, 0 are the keys and 1 the values
     also      plans of further stages of the same kernel, where several are worth tiling (`cut`)
     """
 

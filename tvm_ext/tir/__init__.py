@@ -2,7 +2,7 @@
 
 read        blocks to nodes, buffer indices to affine maps
 prepare     inline what is free, number the stages
-write       a plan to a schedule, one rule a file: write_tile, write_rows, write_flat;
+write       a plan to a schedule, one rule a file: write_tile, write_attention, ..;
             all those of GPUs in write_gpu; then shift (tails), guard (padding read in place),
             transpose (squares of vectors), prefetch (panels asked for ahead)
 signature   what a function computes, independent of names

@@ -4,6 +4,9 @@
         →
     r[j] = x[.., j, .., 0:16] for 16 rows;  four rounds of shuffles;  y[.., i, 0:16] = f(r[i])
 
+Rows of what is read may lie anywhere, the last of them again and again; rows that are written may
+stop short (`if i < 13`).
+
 Written as a loop, every vector is put together from 16 loads (12 products of 128 x 64 by 64 x 128
 transposed: 64 us, in squares 54). The rounds are those of Eklundh, "A fast computer method for
 matrix transposing" (IEEE Trans. Computers, 1972): round b exchanges the b x b blocks beside the
@@ -61,8 +64,7 @@ def _square(loop: Any) -> Any:
     if not isinstance(realize, s_tir.SBlockRealize) or int(inner.extent) != size:
         return None
     store = realize.block.body
-    always = isinstance(realize.predicate, tirx.IntImm) and realize.predicate.value
-    if not always or not isinstance(store, tirx.BufferStore):
+    if uses(realize.predicate, inner.loop_var) or not isinstance(store, tirx.BufferStore):
         return None
     bound = dict(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values, strict=True))
     sides = loop.loop_var, inner.loop_var
@@ -83,8 +85,10 @@ def _square(loop: Any) -> Any:
         value = _with_load(value, turned[0], tirx.BufferLoad(rounds[-1], list(sides)))
     if not target.whole or not body:
         return None
-    written = tirx.BufferStore(target.buffer, value, target.indices)
-    body.append(loop_with(loop, loop_with(inner, written), {}))
+    written = loop_with(inner, tirx.BufferStore(target.buffer, value, target.indices))
+    if not isinstance(realize.predicate, tirx.IntImm):
+        written = tirx.IfThenElse(realize.predicate, written, None)
+    body.append(loop_with(loop, written, {}))
     block = s_tir.SBlock([], regions, [target.region], "square", tirx.SeqStmt(body), None, buffers)
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
 
@@ -132,15 +136,13 @@ class _Side:
 
     @property
     def whole(self) -> bool:
-        """Whether the last index steps along a row, and one of the others from row to row."""
+        """Whether the last index steps along a row, and one of the others says which."""
         *others, last = self.indices
-        moving = [index for index in others if uses(index, self._across)]
         return (
             not uses(last, self._across)
             and not any(uses(index, self._along) for index in others)
-            and len(moving) == 1
+            and sum(uses(index, self._across) for index in others) == 1
             and _steps(last, self._along)
-            and _steps(moving[0], self._across)
         )
 
     def _at(self, row: int) -> list[Any]:
@@ -156,9 +158,14 @@ class _Side:
     def region(self) -> Any:
         """All of it."""
         ranges = []
-        for begin, index in zip(self._at(0), self.indices, strict=True):
+        places = zip(self._at(0), self.indices, self.buffer.shape, strict=True)
+        for begin, index, extent in places:
             wide = uses(index, self._along) or uses(index, self._across)
-            ranges.append(ir.Range.from_min_extent(begin, self.size if wide else 1))
+            if wide and not any(_steps(index, side) for side in (self._along, self._across)):
+                begin, size = 0, int(extent)  # rows anywhere
+            else:
+                size = self.size if wide else 1
+            ranges.append(ir.Range.from_min_extent(begin, size))
         return tirx.BufferRegion(self.buffer, ranges)
 
 

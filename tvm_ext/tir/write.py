@@ -14,6 +14,7 @@ from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
 from tvm_ext.tir.transpose import with_squares
+from tvm_ext.tir.write_attention import write_attention
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
 from tvm_ext.tir.write_gpu import (
@@ -38,6 +39,7 @@ def _write_nothing(prepared: Prepared, plan: TilePlan) -> None:
 RULES: dict[str, Rule] = {
     "tile": write_tile,
     "chain": write_chain,
+    "attention": write_attention,
     "rows": write_rows,
     "split": write_split,
     "flat": write_flat,
@@ -93,7 +95,7 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
 
 def written(prepared: Prepared, plan: TilePlan) -> set[int]:
     """The stages that a plan without `also` has scheduled."""
-    if plan.rule == "chain":
+    if plan.rule in ("chain", "attention"):
         return set(range(len(prepared.blocks)))
     if RULES[plan.rule] is _write_nothing:
         return set()

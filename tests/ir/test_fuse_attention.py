@@ -1,0 +1,197 @@
+"""`FuseAttention`: what becomes one operator, which transpositions go, and what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.flow import lower
+from tvm_ext.graph.fuse_attention import FuseAttention
+from tvm_ext.hardware import get
+from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+
+HARDWARE = get("cpu/x86-avx512")
+op = relax.op
+Emit = Callable[[Any], Any]
+Scores = Callable[[Emit, Any], Any]
+
+
+def plain(emit: Emit, scores: Any) -> Any:
+    return scores
+
+
+def heads(
+    scores: Scores = plain,
+    queries: int = 48,
+    keys: int = 40,
+    axis: int = -1,
+    again: bool = False,
+    scale: float = 1.0,
+    mask: tuple[int, ...] = (),
+) -> IRModule:
+    """Three projections of two heads, the product of the first two as `scores` makes it, a softmax
+    and the product with the third, by positions; `again`: the softmax is a result as well."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    shapes = [(1, n, 64) for n in (queries, keys, keys)] + ([mask] if mask else [])
+    names = ("q", "k", "v", "mask")
+    params = [
+        relax.Var(n, relax.TensorType(s, "float32")) for n, s in zip(names, shapes, strict=False)
+    ]
+
+    def split(x: Any, axes: tuple[int, ...]) -> Any:
+        rows = emit(op.reshape(x, (1, int(x.ty.shape[1]), 2, 32)))
+        turned = emit(op.permute_dims(rows, axes))
+        return emit(op.multiply(turned, relax.const(scale, "float32"))) if scale != 1 else turned
+
+    with builder.function("main", params):
+        with builder.dataflow():
+            q, k = split(params[0], (0, 2, 1, 3)), split(params[1], (0, 2, 3, 1))
+            v = emit(op.permute_dims(emit(op.reshape(params[2], (1, keys, 2, 32))), (0, 2, 1, 3)))
+            product = emit(op.matmul(q, k))
+            given = scores(emit, product) if not mask else emit(op.add(product, params[3]))
+            power = emit(op.nn.softmax(given, axis))
+            mixed = emit(op.permute_dims(emit(op.matmul(power, v)), (0, 2, 1, 3)))
+            y = emit(op.reshape(mixed, (1, queries, 64)))
+            result = builder.emit_output(relax.Tuple([y, power]) if again else y)
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def calls(mod: IRModule) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(mod["main"].body, (relax.Call, found.append))
+    return found
+
+
+def names(mod: IRModule) -> list[str]:
+    return sorted(op_name(call).removeprefix("relax.") for call in calls(mod))
+
+
+def attention(mod: IRModule) -> Any:
+    return next(call for call in calls(mod) if "attention" in str(call.op.name))
+
+
+def fused(mod: IRModule) -> IRModule:
+    return FuseAttention(HARDWARE)(mod)
+
+
+def test_two_products_and_a_softmax_become_one_operator() -> None:
+    assert names(fused(heads())) == ["nn.attention", *4 * ["reshape"]]
+
+
+def test_scales_of_operands_and_scores_become_one() -> None:
+    def scaled(emit: Emit, scores: Any) -> Any:
+        return emit(op.divide(scores, relax.const(8.0, "float32")))
+
+    mod = fused(heads(scaled, scale=0.5))
+    assert names(mod) == ["nn.attention", *4 * ["reshape"]]
+    assert float(attention(mod).attrs.scale.value) == pytest.approx(0.5 * 0.5 / 8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 40), (1, 2, 48, 40), (48, 40), (40,)])
+def test_a_mask_that_is_added_becomes_the_bias(shape: tuple[int, ...]) -> None:
+    bias = attention(fused(heads(mask=shape))).args[3]
+    assert tuple(map(int, bias.ty.shape)) == (*(1,) * (4 - len(shape)), *shape)
+
+
+def test_two_masks_are_added_up_and_one_of_zeros_is_dropped() -> None:
+    def masked(*values: float) -> Scores:
+        def add(emit: Emit, scores: Any) -> Any:
+            for value in values:
+                scores = emit(op.add(scores, constant(np.full((1, 1, 48, 40), value, "float32"))))
+            return scores
+
+        return add
+
+    assert names(fused(heads(masked(1.0, 2.0)))).count("add") == 1
+    one = fused(heads(masked(0.0, 2.0)))
+    assert "add" not in names(one)
+    assert str(attention(one).op.name) == "relax.nn.attention_bias"
+    assert str(attention(fused(heads(masked(0.0)))).op.name) == "relax.nn.attention"
+
+
+def test_heads_may_be_the_batch() -> None:
+    builder = relax.BlockBuilder()
+    q, k, v = (relax.Var(n, relax.TensorType((6, 32, 16), "float32")) for n in "qkv")
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            scores = builder.emit(op.matmul(q, builder.emit(op.permute_dims(k, (0, 2, 1)))))
+            y = builder.emit(op.matmul(builder.emit(op.nn.softmax(scores, -1)), v))
+            result = builder.emit_output(y)
+        builder.emit_func_output(result)
+    mod = fused(builder.finalize())
+    assert names(mod) == [*3 * ["expand_dims"], "nn.attention", "squeeze"]
+    assert tuple(map(int, attention(mod).args[0].ty.shape)) == (6, 32, 1, 16)
+
+
+def by_itself(emit: Emit, scores: Any) -> Any:
+    return emit(op.multiply(scores, scores))
+
+
+def by_rows(emit: Emit, scores: Any) -> Any:
+    rows = constant(np.ones((1, 2, 48, 1), "float32"))
+    return emit(op.multiply(scores, rows))
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        heads(queries=7),
+        heads(axis=2, queries=40),
+        heads(again=True),
+        heads(by_itself),
+        heads(by_rows),
+        heads(queries=16, keys=1 << 20),
+    ],
+    ids=["few queries", "down columns", "read again", "squared", "by rows", "no room"],
+)
+def test_others_stay_as_they_are(mod: IRModule) -> None:
+    assert not [name for name in names(fused(mod)) if "attention" in name]
+
+
+def test_no_gpu_has_a_plan_for_it_yet() -> None:
+    mod = FuseAttention(get("cuda/sm_80"))(heads())
+    assert "nn.attention" not in names(mod)
+
+
+def test_a_permutation_of_a_permutation_is_one_or_none() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3, 5, 7), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            one = builder.emit(op.permute_dims(x, (0, 2, 3, 1)))
+            back = builder.emit(op.permute_dims(one, (0, 3, 1, 2)))
+            other = builder.emit(op.permute_dims(one))
+            result = builder.emit_output(relax.Tuple([back, other]))
+        builder.emit_func_output(result)
+    (left,) = calls(fused(builder.finalize()))
+    assert [int(axis) for axis in left.attrs.axes] == [1, 3, 2, 0]
+
+
+def test_one_kernel_is_left_and_reshapes_before_it_are_views() -> None:
+    lowered = lower(heads(), "cpu/x86-avx512", None, 2)
+    kernels = {task.name.rstrip("0123456789") for task in lowered.tasks.values()}
+    assert kernels == {"attention", "reshape"}  # the caller gets memory of his own
+    assert names(lowered.mod).count("reshape") == 3
+
+
+def test_a_bias_shared_by_layers_is_turned_once() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 32, 2, 16), "float32"))
+    mask = relax.Var("mask", relax.TensorType((1, 1, 32, 32), "float32"))
+    with builder.function("main", [x, mask]):
+        with builder.dataflow():
+            y = x
+            for _ in range(3):
+                y = builder.emit(op.nn.attention(y, y, y, mask))
+            result = builder.emit_output(y)
+        builder.emit_func_output(result)
+    tasks = lower(builder.finalize(), "cpu/x86-avx512", None, 2).tasks.values()
+    assert sorted((task.calls, task.name.rstrip("0123456789")) for task in tasks) == [
+        (1, "bias_by_keys"),
+        (3, "attention"),
+    ]

@@ -1,0 +1,105 @@
+"""Attention, queries in vectors: softmax(q kᵀ · scale + bias) v with one column a query.
+
+    q [b, i, h, d]  →  turned [b, h, d, i]                      16 queries a vector
+    scores[b, h, j, i] = sum over d of k[b, j, h, d] * turned[b, h, d, i]  (+ bias)
+    top, power, total: softmax down the columns, no vector is ever reduced within itself
+    mixed[b, h, e, i]  = sum over j of v[b, j, h, e] * power[b, h, j, i]
+    y[b, i, h, e]      = mixed[b, h, e, i] / total[b, h, i]
+
+Keys and values are read element by element, so they need no packing and there may be any number;
+the division waits until the sum over the keys has been taken (FlashAttention, section 3.1). Queries
+are padded to whole tiles by repeating the last one; what comes of these is not written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext.compute import maths
+from tvm_ext.compute.blocking import padded
+from tvm_ext.tvm_api import te, tirx
+
+Tensor = Any
+COLUMN_VECTORS = {2: 1.0, 3: 1.0, 1: 1.35}
+"""Vectors of queries side by side in a register tile, with the time each query takes: one alone
+leaves a load for every multiplication (13 vectors: 1610 us, two by two 1140)."""
+
+
+def padded_queries(queries: int, lanes: int) -> int:
+    """The number of queries in whole register tiles, of the width that takes the least time."""
+    sizes = {vectors: padded(queries, vectors * lanes) for vectors in COLUMN_VECTORS}
+    return sizes[min(sizes, key=lambda vectors: sizes[vectors] * COLUMN_VECTORS[vectors])]
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lanes: int
+) -> Tensor:
+    """q [B, I, H, D], k [B, J, H, D], v [B, J, H, E] → [B, I, H, E].
+
+    bias  added to the scores, [B or 1, H or 1, J or 1, `padded_queries` or 1]: keys before queries
+    """
+    batch, queries, heads, depth = (int(extent) for extent in q.shape)
+    keys, width = int(k.shape[1]), int(v.shape[3])
+    columns = padded_queries(queries, lanes)
+
+    def turn(b: Any, h: Any, d: Any, i: Any) -> Any:
+        own = i if columns == queries else tirx.min(i, queries - 1)
+        return q[b, own, h, d] * tirx.const(scale, "float32")
+
+    turned = te.compute((batch, heads, depth, columns), turn, name="turned")
+    c = te.reduce_axis((0, depth), name="c")
+    scores = te.compute(
+        (batch, heads, keys, columns),
+        lambda b, h, j, i: te.sum(k[b, j, h, c] * turned[b, h, c, i], axis=c),
+        name="scores",
+    )
+    biased = scores if bias is None else _added(scores, bias)
+    m = te.reduce_axis((0, keys), name="m")
+    top = te.compute(
+        (batch, heads, columns),
+        lambda b, h, i: te.max(biased[b, h, m, i], axis=m),
+        name="top",
+    )
+    power = te.compute(
+        scores.shape,
+        lambda b, h, j, i: maths.exp(biased[b, h, j, i] - top[b, h, i]),
+        name="power",
+    )
+    n = te.reduce_axis((0, keys), name="n")
+    total = te.compute(
+        (batch, heads, columns), lambda b, h, i: te.sum(power[b, h, n, i], axis=n), name="total"
+    )
+    r = te.reduce_axis((0, keys), name="r")
+    mixed = te.compute(
+        (batch, heads, width, columns),
+        lambda b, h, e, i: te.sum(v[b, r, h, e] * power[b, h, r, i], axis=r),
+        name="mixed",
+    )
+    return te.compute(
+        (batch, queries, heads, width),
+        lambda b, i, h, e: mixed[b, h, e, i] / total[b, h, i],
+        name="attention",
+    )
+
+
+def _added(scores: Tensor, bias: Tensor) -> Tensor:
+    """Their sum; axes of one element of the bias are repeated."""
+    repeated = [int(extent) == 1 for extent in bias.shape]
+
+    def body(*at: Any) -> Any:
+        return scores[at] + bias[tuple(0 if r else i for r, i in zip(repeated, at, strict=True))]
+
+    return te.compute(scores.shape, body, name="biased")
+
+
+def bias_by_keys(bias: Tensor, columns: int) -> Tensor:
+    """bias [B, H, I or 1, J or 1] → [B, H, J or 1, `columns` or 1], the last query repeated."""
+    batch, heads, queries, keys = bias.shape
+    if int(queries) == 1:
+        return te.compute((batch, heads, keys, 1), lambda b, h, j, i: bias[b, h, 0, j], name="keys")
+
+    def turn(b: Any, h: Any, j: Any, i: Any) -> Any:
+        own = i if columns == int(queries) else tirx.min(i, queries - 1)
+        return bias[b, h, own, j]
+
+    return te.compute((batch, heads, keys, columns), turn, name="keys")

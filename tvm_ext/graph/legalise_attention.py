@@ -1,0 +1,47 @@
+"""`nn.attention` and `nn.attention_bias`: one kernel with queries in vectors.
+
+attention(q, k, v, bias)  →  call_tir(attention, q, k, v, bias with keys before queries)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.compute.attention import attention, bias_by_keys, padded_queries
+from tvm_ext.graph.legalise_norm import STANDS_ALONE, static_shape
+from tvm_ext.tvm_api import constant, constant_array
+
+
+def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
+    """Attention of static shapes, whose mask, if it has one, is a bias."""
+    q, k, v, *bias = call.args
+    shapes = [static_shape(operand) for operand in call.args]
+    masked = call.attrs.causal_mask is not None or call.attrs.window_size is not None
+    if None in shapes or masked or any(len(shape or ()) != 4 for shape in shapes):
+        return None
+    lanes = options.lanes
+    scale = call.attrs.scale
+    factor = float(scale.value) if scale is not None else int(q.ty.shape[3]) ** -0.5
+    columns = padded_queries(int(q.ty.shape[1]), lanes)
+    turned = [_by_keys(builder, one, columns) for one in bias]
+
+    def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        return attention(q, k, v, bias[0] if bias else None, factor, lanes)
+
+    return builder.call_te(
+        body, q, k, v, *turned, primfunc_name_hint="attention", primfunc_attrs=STANDS_ALONE
+    )
+
+
+def _by_keys(builder: Any, bias: Any, columns: int) -> Any:
+    """A bias with keys before queries, these padded; worked out here if it is a constant."""
+    array = constant_array(bias)
+    if array is None:
+        return builder.emit_te(bias_by_keys, bias, columns, primfunc_attrs=STANDS_ALONE)
+    turned = array.swapaxes(2, 3)
+    if turned.shape[3] > 1:
+        after = columns - turned.shape[3]
+        turned = np.pad(turned, [(0, 0), (0, 0), (0, 0), (0, after)], mode="edge")
+    return constant(turned)

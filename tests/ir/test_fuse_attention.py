@@ -10,6 +10,8 @@ import pytest
 
 from tvm_ext.flow import lower
 from tvm_ext.graph.fuse_attention import FuseAttention
+from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.legalise_attention import legalise_attention
 from tvm_ext.hardware import get
 from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
 
@@ -55,7 +57,7 @@ def heads(
             given = scores(emit, product) if not mask else emit(op.add(product, params[3]))
             power = emit(op.nn.softmax(given, axis))
             mixed = emit(op.permute_dims(emit(op.matmul(power, v)), (0, 2, 1, 3)))
-            y = emit(op.reshape(mixed, (1, queries, 64)))
+            y = emit(op.reshape(mixed, (-1, queries, 64)))
             result = builder.emit_output(relax.Tuple([y, power]) if again else y)
         builder.emit_func_output(result)
     return builder.finalize()
@@ -146,8 +148,12 @@ def by_rows(emit: Emit, scores: Any) -> Any:
         heads(by_itself),
         heads(by_rows),
         heads(queries=16, keys=1 << 20),
+        heads(mask=(3, 1, 1, 40)),
     ],
-    ids=["few queries", "down columns", "read again", "squared", "by rows", "no room"],
+    ids=[
+        *("few queries", "down columns", "read again", "squared", "by rows", "no room"),
+        "larger by its mask",
+    ],
 )
 def test_others_stay_as_they_are(mod: IRModule) -> None:
     assert not [name for name in names(fused(mod)) if "attention" in name]
@@ -195,3 +201,22 @@ def test_a_bias_shared_by_layers_is_turned_once() -> None:
         (1, "bias_by_keys"),
         (3, "attention"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("heads_of_keys", "causal", "lowered"),
+    [(4, None, True), (2, None, False), (4, "TopLeft", False)],
+)
+def test_operators_of_a_flow_are_lowered_where_the_kernel_covers_them(
+    heads_of_keys: int, causal: str | None, lowered: bool
+) -> None:
+    q = relax.Var("q", relax.TensorType((1, 32, 4, 16), "float32"))
+    k = relax.Var("k", relax.TensorType((1, 32, heads_of_keys, 16), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [q, k]):
+        with builder.dataflow():
+            call = builder.normalize(op.nn.attention(q, k, k, causal_mask=causal))
+            made = legalise_attention(builder, call, Legalise(HARDWARE))
+            result = builder.emit_output(q)
+        builder.emit_func_output(result)
+    assert (made is not None) == lowered

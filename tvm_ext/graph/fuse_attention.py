@@ -94,12 +94,9 @@ class _Fuser(relax.PyExprMutator):
         scores = self._scores(softmax) if op_name(softmax) == "relax.nn.softmax" else None
         if scores is None or not self._is_worth(scores.q, scores.kt, call.args[1]):
             return None
-        rank = len(static_shape(call) or ())
-        rows = tuple(range(rank))
-        q, k = (
-            self._scaled(scores.q, rows),
-            self._scaled(scores.kt, (*rows[:-2], rank - 1, rank - 2)),
-        )
+        rows = tuple(range(len(call.ty.shape)))
+        columns = (*rows[:-2], rows[-1], rows[-2])
+        q, k = self._scaled(scores.q, rows), self._scaled(scores.kt, columns)
         operands = [
             self._by_positions(one.source, one.axes)
             for one in (q, k, _Scaled(call.args[1], rows, 1.0))
@@ -113,7 +110,7 @@ class _Fuser(relax.PyExprMutator):
             bias = one if bias is None else self.builder_.emit(relax.op.add(bias, one))
         scale = tirx.FloatImm("float32", scores.scale * q.scale * k.scale)
         fused = self.builder_.emit(relax.op.nn.attention(*operands, bias, scale))
-        if rank == 3:
+        if len(rows) == 3:
             return relax.op.squeeze(fused, [2])
         return relax.op.permute_dims(fused, POSITIONS_FIRST)
 
@@ -149,6 +146,9 @@ class _Fuser(relax.PyExprMutator):
         if op_name(product) != "relax.matmul" or scaled.axes != tuple(range(len(scaled.axes))):
             return None
         q, kt = product.args
+        grown = static_shape(softmax) != static_shape(product)
+        if grown or any(static_shape(bias) is None for bias in biases):
+            return None
         return _Scores(q, kt, scaled.scale, biases)
 
     def _leads_to_product(self, expr: Any) -> bool:

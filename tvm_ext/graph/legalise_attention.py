@@ -15,11 +15,14 @@ from tvm_ext.tvm_api import constant, constant_array
 
 
 def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
-    """Attention of static shapes, whose mask, if it has one, is a bias."""
+    """Attention of static shapes, whose mask, if it has one, is a bias, and whose heads all have
+    keys of their own."""
     q, k, v, *bias = call.args
     shapes = [static_shape(operand) for operand in call.args]
     masked = call.attrs.causal_mask is not None or call.attrs.window_size is not None
-    if None in shapes or masked or any(len(shape or ()) != 4 for shape in shapes):
+    if masked or any(shape is None or len(shape) != 4 for shape in shapes):
+        return None
+    if int(q.ty.shape[2]) != int(k.ty.shape[2]):
         return None
     lanes = options.lanes
     scale = call.attrs.scale

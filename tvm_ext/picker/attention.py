@@ -15,6 +15,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import MAX_VECTORS, row_extents, unroll_extents
 from tvm_ext.picker.perf import (
     CROWDED_STALL,
+    EVEN_TASKS,
     TASK_CYCLES,
     USABLE,
     Candidate,
@@ -31,8 +32,6 @@ from tvm_ext.tile.plan import LevelTile, TilePlan
 
 BLOCKS = (1, 2)
 """Register tiles of queries in a block."""
-EVEN_TASKS = 8
-"""Tasks per core from which an uneven share no longer matters."""
 PASSES = 5
 """How often scores are written or read between the products: written by the first, read for the
 maximum, for their powers, these written, and read for the sum."""
@@ -60,7 +59,7 @@ def attention_plans(graph: TileGraph, found: Attention, hw: HardwareModel) -> It
             block = vectors * lanes * count
             if columns % block:
                 continue
-            for size in {_even(scores, block, hw.cores), block}:
+            for size in sorted({_even(scores, block, hw.cores), block}):
                 for staged in COPIED[:2]:
                     yield TilePlan(
                         rule="attention",

@@ -43,6 +43,8 @@ LINES_CROSSED = 2.0
 """Loads that a vector takes which begins anywhere in a cache line."""
 LATENCY_SLACK = 1
 """Cycles by which a chain of dependent multiply-adds exceeds their latency in practice."""
+EVEN_TASKS = 8
+"""Tasks per core from which an uneven share no longer matters."""
 TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0

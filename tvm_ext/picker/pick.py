@@ -27,6 +27,7 @@ from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order, plain_order
 from tvm_ext.picker.perf import (
+    EVEN_TASKS,
     Candidate,
     compute_cycles,
     estimate,
@@ -63,8 +64,6 @@ from tvm_ext.tile.shift import shifts
 REGISTER_TILES = 6
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
-EVEN_TASKS = 8
-"""Tasks per core from which an uneven share no longer matters."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 

@@ -72,6 +72,11 @@ def test_keys_that_lie_a_power_of_two_apart_are_copied() -> None:
     assert pick(together, HARDWARE)[0].plan.staged == ()
 
 
+def test_queries_that_are_no_whole_vectors_get_another_plan() -> None:
+    odd = fused_attention(2, 37, 37, 64, 32)
+    assert {candidate.plan.rule for candidate in pick(odd, HARDWARE, 5)} == {"tile"}
+
+
 def test_more_keys_take_longer() -> None:
     times = []
     for keys in (64, 128, 512, 2048):

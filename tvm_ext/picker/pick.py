@@ -112,8 +112,9 @@ def pick_piece(
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
     node = graph.nodes[anchor]
-    if attention := attention_stages(graph):
-        return attention_candidates(graph, attention, hardware)[:count]
+    attention = attention_stages(graph)
+    if attention and (candidates := attention_candidates(graph, attention, hardware)):
+        return candidates[:count]
     if chain := transform_chain(graph):
         return chain_candidates(graph, chain, hardware)[:count]
     if is_flat(graph, node):

@@ -10,8 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -31,6 +34,7 @@ from measure_case import (
 from tvm_ext.cli import serve
 from tvm_ext.errors import FleetError
 from tvm_ext.measure.fleet import FleetMeasurer
+from tvm_ext.measure.fleet_worker import _Batch
 from tvm_ext.measure.inputs import Argument
 from tvm_ext.measure.tracker import check_tracker
 
@@ -196,6 +200,23 @@ def test_killed_server_loses_nothing_and_killed_tracker_only_what_was_not_measur
         assert first.process.wait(START_S) == 0
         assert "server ended" in first.log.read_text()
         assert "Traceback" not in first.log.read_text()
+
+
+def test_a_client_that_has_found_its_device_is_not_stranded_before_it_is_heard(tmp_path):
+    reader, writer = Pipe(duplex=False)
+    child = SimpleNamespace(index=0, stage="tracker", address="", reader=reader)
+    sent = []
+    batch = object.__new__(_Batch)
+    batch.connection, batch.fleet = (
+        SimpleNamespace(send=sent.append),
+        SimpleNamespace(folder=tmp_path),
+    )
+    batch.left, batch.to_build, batch.to_run = {0, 1}, deque(), deque([1])
+    batch.children, batch.hashes, batch.best_us = {reader: child}, ["", ""], float("inf")
+    writer.send(("stage", "device", "box:1"))
+    batch.strand("tracker has gone")
+    assert (child.stage, batch.left) == ("device", {0})
+    assert [index for _, index, _ in sent] == [1]
 
 
 def test_unknown_key_names_those_there_are(served):

@@ -130,6 +130,9 @@ class _Batch:
 
     def strand(self, message: str) -> None:
         """Fails every job that no device is at work on."""
+        for child in self.at("tracker"):  # one that has found a device may have said so by now
+            while child.reader in self.children and child.reader.poll():
+                self.hear(child)
         busy = {child.index for child in self.at("device", "call")}
         for child in self.at("build", "tracker"):
             self.bury(child)

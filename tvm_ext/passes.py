@@ -64,7 +64,6 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         Normalise(),
         FoldLayout(),
         FuseAttention(hardware),
-        FoldLayout(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldLayout(),
         ReadPlanes(),

@@ -44,7 +44,6 @@ def test_a_result_read_elsewhere_too_is_no_attention() -> None:
 @pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2", "arm/neoverse-n1"])
 def test_tiles_are_multiples_that_fit(machine: str) -> None:
     hw = get(machine)
-    own_bytes = max(level.size_bytes for level in hw.levels[:-1] if not level.shared)
     for candidate in pick(LARGE, hw, 10):
         plan = candidate.plan
         check_plan(LARGE, plan)
@@ -54,7 +53,7 @@ def test_tiles_are_multiples_that_fit(machine: str) -> None:
         assert (
             384 % task[COLUMN] == task[COLUMN] % block[COLUMN] == block[COLUMN] % hw.lanes(4) == 0
         )
-        assert 2 * 4 * block[ROW] * block[COLUMN] <= own_bytes
+        assert 2 * 4 * block[ROW] * block[COLUMN] <= hw.own_cache_bytes
         for tile in (first, second):
             assert prod(tile[:-1]) / plan.lanes < hw.vector_registers
 

@@ -120,12 +120,11 @@ class _Fuser(relax.PyExprMutator):
         if not (left and right and last) or not len(left) == len(right) == len(last) in (3, 4):
             return False
         keys, lanes = right[-1], self._hardware.lanes(4)
-        own = max((lv.size_bytes for lv in self._hardware.levels[:-1] if not lv.shared), default=0)
         return (
             self._hardware.kind != "cuda"
             and left[:-2] == right[:-2] == last[:-2]
             and left[-2] >= lanes
-            and 2 * 4 * keys * lanes <= own * KEPT
+            and 2 * 4 * keys * lanes <= self._hardware.own_cache_bytes * KEPT
         )
 
     def _scores(self, softmax: Any) -> _Scores | None:

@@ -64,6 +64,11 @@ class HardwareModel(msgspec.Struct, frozen=True):
         per_cycle = 2 * self.fma_per_cycle * self.lanes(4)
         return self.peak_gflops.get("float32", per_cycle) / per_cycle
 
+    @property
+    def own_cache_bytes(self) -> int:
+        """Bytes of the largest cache that a core shares with none; 0 without one."""
+        return max((level.size_bytes for level in self.levels[:-1] if not level.shared), default=0)
+
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` in one vector register, at least 1."""
         return max(1, self.vector_bytes // dtype_bytes)

@@ -254,8 +254,7 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
     if [axis for axis in long if core.extents[axis] < node.axes[axis].extent] == long[:1]:
         return 0.0
-    own_bytes = max((level.size_bytes for level in hw.levels[:-1] if not level.shared), default=0)
-    exchanged = min(graph.io_bytes - packed_bytes(graph, node), own_bytes * hw.cores)
+    exchanged = min(graph.io_bytes - packed_bytes(graph, node), hw.own_cache_bytes * hw.cores)
     return handed_on_us(exchanged, hw.cores, hw)
 
 

@@ -148,7 +148,6 @@ def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     hold both, the copy leaves them and comes back (1.5 MB beside an L2 of 2 MB: 600 us, half of
     it: 440).
     """
-    own_bytes = max((level.size_bytes for level in hw.levels[:-1] if not level.shared), default=0)
     node, core = graph.nodes[plan.anchor], plan.at("core")
     waves = core_waves(node, core, hw.cores if plan.parallel else 1)
     total = 0.0
@@ -159,7 +158,7 @@ def staging_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         size_bytes = prod(panel) * tensor.dtype_bytes
         read = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1)
         written = 1 / holding_gbps(hw, size_bytes, 1)
-        if 2 * size_bytes > own_bytes:
+        if 2 * size_bytes > hw.own_cache_bytes:
             written += 2 * (1 / holding_gbps(hw, 2 * size_bytes, 1) - written)
         total += waves * size_bytes * (read + written) / 1e3
     return total

@@ -43,8 +43,7 @@ def attention(
     columns = padded_queries(queries, lanes)
 
     def turn(b: Any, h: Any, d: Any, i: Any) -> Any:
-        own = i if columns == queries else tirx.min(i, queries - 1)
-        return q[b, own, h, d] * tirx.const(scale, "float32")
+        return q[b, _or_last(i, queries, columns), h, d] * tirx.const(scale, "float32")
 
     turned = te.compute((batch, heads, depth, columns), turn, name="turned")
     c = te.reduce_axis((0, depth), name="c")
@@ -82,6 +81,11 @@ def attention(
     )
 
 
+def _or_last(i: Any, queries: int, columns: int) -> Any:
+    """Column `i` as a query: beyond the last one, that one."""
+    return i if columns == queries else tirx.min(i, queries - 1)
+
+
 def _added(scores: Tensor, bias: Tensor) -> Tensor:
     """Their sum; axes of one element of the bias are repeated."""
     repeated = [int(extent) == 1 for extent in bias.shape]
@@ -99,7 +103,6 @@ def bias_by_keys(bias: Tensor, columns: int) -> Tensor:
         return te.compute((batch, heads, keys, 1), lambda b, h, j, i: bias[b, h, 0, j], name="keys")
 
     def turn(b: Any, h: Any, j: Any, i: Any) -> Any:
-        own = i if columns == int(queries) else tirx.min(i, queries - 1)
-        return bias[b, h, own, j]
+        return bias[b, h, _or_last(i, int(queries), columns), j]
 
     return te.compute((batch, heads, keys, columns), turn, name="keys")

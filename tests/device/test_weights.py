@@ -1,4 +1,4 @@
-"""Weights in a section of the artifact: the same results, each kept once, and a light loader."""
+"""Weights behind the artifact's code: the same results, each kept once, and a light loader."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 import tvm_ext
+from tvm_ext.errors import ArtifactError
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.weights import LEAST_BYTES
 
@@ -100,6 +101,41 @@ def test_stock_tvm_runs_it_from_many_threads(compiled: Compiled, artifact: Path)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(run, range(8)):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_an_artifact_that_lost_its_weights_is_refused(artifact: Path, tmp_path: Path) -> None:
+    for name, kept in (("cut", -1), ("stripped", -500 * SIDE * 4)):
+        short = tmp_path / f"{name}.so"
+        short.write_bytes(artifact.read_bytes()[:kept])
+        with pytest.raises(ArtifactError, match="weights are missing"):
+            tvm_ext.load(short)
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(short)), tvm.cpu())
+        with pytest.raises(RuntimeError, match="weights are missing"):
+            machine["main"](tvm.runtime.tensor(X), tvm.runtime.tensor(IDS))
+
+
+def test_weights_are_found_from_another_folder(
+    compiled: Compiled, artifact: Path, tmp_path: Path
+) -> None:
+    """A path that is relative when the artifact is loaded is looked at then."""
+    (tmp_path / "model.so").write_bytes(artifact.read_bytes())
+    np.savez(tmp_path / "x.npz", x=X, ids=IDS)
+    command = [sys.executable, "-c", ELSEWHERE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == compiled(x=X, ids=IDS)[0].tolist()
+
+
+ELSEWHERE = """
+import json, os
+import numpy as np
+import tvm
+from tvm import relax
+x = np.load("x.npz")
+machine = relax.VirtualMachine(tvm.runtime.load_module("./model.so"), tvm.cpu())
+os.chdir("/")
+print(json.dumps(machine["main"](*map(tvm.runtime.tensor, (x["x"], x["ids"])))[0].numpy().tolist()))
+"""
 
 
 LIGHT = """

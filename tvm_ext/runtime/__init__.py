@@ -5,7 +5,7 @@
   machine    TVM's virtual machine without TVM's compiler
   artifact   one shared library that stock TVM loads, with its manifest inside
   kernel     a kernel's machine code: runs here, and is what the artifact is linked from
-  export     writing it, with weights in a section of its own (weights)
+  export     writing it, with weights behind the code (weights)
   threads    how many threads TVM's pool gets, decided once a process
 
 What an artifact says of itself is `records.manifest`.

@@ -14,6 +14,7 @@ from tvm_ext.records.manifest import Manifest, decode_manifest
 from tvm_ext.runtime.machine import Machine, ffi, silence, to_arrays
 
 MANIFEST_FUNCTION = "tvm_ext_manifest"
+WEIGHT_FUNCTION = "tvm_ext_weight"
 
 
 def load_artifact(path: Path) -> tuple[Any, Manifest]:
@@ -37,6 +38,10 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
         raise ArtifactError(
             f"artifact {path}: holds no tvm_ext model; make one with python -m tvm_ext.compile"
         ) from error
+    if not _has_weights(module):
+        raise ArtifactError(
+            f"artifact {path}: cut short or stripped, its weights are missing; make it again"
+        )
     return module, decode_manifest(data)
 
 
@@ -64,6 +69,17 @@ def _whole_elf(path: Path) -> bool:
     (table,) = struct.unpack_from(f"{order}Q", header, 40)
     size, count = struct.unpack_from(f"{order}HH", header, 58)
     return path.stat().st_size >= table + size * count
+
+
+def _has_weights(module: Any) -> bool:
+    """Whether the weights that lie behind the library, if it has any, are there."""
+    if not module.implements_function(WEIGHT_FUNCTION, True):
+        return True
+    try:
+        module.get_function(WEIGHT_FUNCTION, True)(0)
+    except RuntimeError:
+        return False
+    return True
 
 
 def last_line(error: BaseException) -> str:

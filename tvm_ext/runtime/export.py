@@ -1,4 +1,4 @@
-"""Writing an artifact: the manifest put in, the weights moved to a section, all of it linked."""
+"""Writing an artifact: the manifest put in, all of it linked, the weights put behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, encode_manifest
 from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
 from tvm_ext.runtime.kernel import Kernel
-from tvm_ext.runtime.weights import section
+from tvm_ext.runtime.weights import append, getter
 from tvm_ext.tvm_api import IRModule, relax
 
 
@@ -52,7 +52,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
-            objects = section(parts.weights, Path(folder), compiler)
+            objects = getter(parts.weights, Path(folder), compiler)
             kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
 
             def link() -> None:
@@ -60,7 +60,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
 
                 for kernel, place in zip(parts.kernels, kernels, strict=True):
                     kernel.write(place)
-                linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC"])
+                linker = cc.cross_compiler(compiler, options=["-shared", "-fPIC", "-ldl"])
                 parts.executable.export_library(
                     str(built),
                     fcompile=linker,
@@ -71,6 +71,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             failure = _in_child(link)
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
+            append(parts.weights, built)
             os.replace(built, path)
     except CalledProcessError as error:
         words = error.stderr.strip().splitlines()[-1:] or [str(error)]

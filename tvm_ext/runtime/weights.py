@@ -1,30 +1,38 @@
-"""Weights as a section of the artifact: mapped from the file, not read into memory.
+"""Weights behind the artifact's code: mapped from the file, not read into memory.
 
 TVM keeps constants inside its executable, which is kept inside the library as text: loading copies
-them twice. Here the VM's code asks for a weight by its number, and gets a view of the section:
+them twice. Here the VM's code asks for a weight by its number, and gets a view of the file:
 
     kernel(x, constant, y)   →   w = tvm_ext_weight(7); kernel(x, w, y)
 
+    model.so:  library | 0 … | weights from a whole page on | mark
+
 Pages arrive when kernels first touch them, are shared by all processes that run the artifact, and
-can be dropped again.
+can be dropped again. As a section of the library weights were written three times, by the assembler
+and the linker too: of the 9 s that saving BERT-base took, 7.
 """
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
 
+from tvm_ext.runtime.artifact import WEIGHT_FUNCTION
 from tvm_ext.tvm_api import GenericConst, IRModule, Tensor, constant_array, relax, rewritten, tirx
 
-GETTER = "tvm_ext_weight"
 LEAST_BYTES = 1 << 16
 """Smaller constants stay where TVM keeps them: asking for one costs 0.1 us a run."""
 ALIGNED = 64
 """What kernels assume of a tensor's address."""
+PAGE_BYTES = 1 << 16
+"""Largest page of the machines at hand: files are mapped from a multiple of it on."""
+MARK = "tvm_ext: weights end here"
 
 
 def detach(mod: IRModule) -> tuple[IRModule, list[np.ndarray]]:
@@ -56,13 +64,13 @@ class _Detach(relax.PyExprMutator):
         number = self._numbers.setdefault(array.ctypes.data, len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(array)
-        getter = relax.ExternFunc(GETTER)
+        weight = relax.ExternFunc(WEIGHT_FUNCTION)
         index = tirx.const(number, "int64")
-        return self.builder_.emit(relax.Call(getter, [index], ty_args=[argument.ty]))
+        return self.builder_.emit(relax.Call(weight, [index], ty_args=[argument.ty]))
 
 
-def section(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[str]:
-    """Object files that hold the arrays and the function that hands them out; none without arrays.
+def getter(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[str]:
+    """The object file of the function that hands the arrays out; none without arrays.
 
     Raises OSError if the folder's disk is full, CalledProcessError if the compiler fails.
     """
@@ -70,24 +78,37 @@ def section(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[s
         return []
     import tvm_ffi
 
-    rows, offset = [], 0
-    with (folder / "weights.bin").open("wb") as file:
-        for array in arrays:
-            file.write(bytes(-offset % ALIGNED))
-            offset += -offset % ALIGNED
-            rows.append(_row(array, offset))
-            np.ascontiguousarray(array).tofile(file)
-            offset += array.nbytes
-    (folder / "weights.S").write_text(_SECTION)
-    (folder / "getter.c").write_text(_GETTER.replace("ROWS", ",\n    ".join(rows)))
+    rows = map(_row, arrays, _offsets(arrays))
+    known = {"ROWS": ",\n    ".join(rows), "BYTES": str(_end(arrays)), "MARK": MARK}
+    (folder / "getter.c").write_text(Template(_GETTER).substitute(known))
     include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-    objects = []
-    for source, language in (("weights.S", "assembler-with-cpp"), ("getter.c", "c")):
-        made = f"{Path(source).stem}.o"
-        command = [compiler, "-x", language, "-O2", "-fPIC", *include, "-c", source, "-o", made]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-        objects.append(str(folder / made))
-    return objects
+    command = [compiler, "-x", "c", "-O2", "-fPIC", *include, "-c", "getter.c", "-o", "getter.o"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return [str(folder / "getter.o")]
+
+
+def append(arrays: Sequence[np.ndarray], path: Path) -> None:
+    """Writes the arrays behind the library, once each, where its getter looks for them.
+
+    Raises OSError if the disk is full.
+    """
+    if not arrays:
+        return
+    with path.open("ab") as file:
+        start = file.tell() + -file.tell() % PAGE_BYTES
+        for array, offset in zip(arrays, _offsets(arrays), strict=True):
+            file.write(bytes(start + offset - file.tell()))
+            file.write(np.ascontiguousarray(array).data)
+        file.write(MARK.encode())
+
+
+def _offsets(arrays: Sequence[np.ndarray]) -> list[int]:
+    sizes = (array.nbytes + -array.nbytes % ALIGNED for array in arrays)
+    return list(accumulate(sizes, initial=0))[:-1]
+
+
+def _end(arrays: Sequence[np.ndarray]) -> int:
+    return _offsets(arrays)[-1] + arrays[-1].nbytes
 
 
 def _row(array: np.ndarray, offset: int) -> str:
@@ -97,25 +118,15 @@ def _row(array: np.ndarray, offset: int) -> str:
     return f"{{{offset}LL, {rank}, {{{code}, {bits}, 1}}, (int64_t[]){{{shape}}}}}"
 
 
-_SECTION = """\
-/* Sections marked large lie behind the code, so that it keeps its short jumps. */
-#if defined(__x86_64__)
-  .section .lrodata.tvm_ext, "al", @progbits
-#else
-  .section .rodata.tvm_ext, "a"
-#endif
-  .balign 4096
-  .globl tvm_ext_weights
-  .hidden tvm_ext_weights
-tvm_ext_weights:
-  .incbin "weights.bin"
-  .section .note.GNU-stack, "", %progbits
-"""
-
 _GETTER = """\
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <tvm/ffi/c_api.h>
-
-extern const char tvm_ext_weights[] __attribute__((visibility("hidden")));
+#include <unistd.h>
 
 static const struct {
   int64_t offset;
@@ -123,20 +134,48 @@ static const struct {
   DLDataType dtype;
   int64_t* shape;
 } rows[] = {
-    ROWS};
+    $ROWS};
 
 enum { COUNT = sizeof(rows) / sizeof(rows[0]) };
+static const int64_t bytes = ${BYTES}LL;
+static const char mark[] = "$MARK";
 static DLManagedTensor views[COUNT];
 static TVMFFIObjectHandle made[COUNT];
+static char* weights;
+
+/* While the library is opened its path still means its file, whatever the process does later. */
+__attribute__((constructor)) static void map_weights(void) {
+  Dl_info own;
+  struct stat is;
+  char last[sizeof(mark) - 1];
+  int file = dladdr(rows, &own) ? open(own.dli_fname, O_RDONLY | O_CLOEXEC) : -1;
+  if (file < 0) return;
+  int64_t end = fstat(file, &is) ? -1 : (int64_t)is.st_size - (int64_t)sizeof(last);
+  if (end >= bytes && pread(file, last, sizeof(last), end) == sizeof(last) &&
+      !memcmp(last, mark, sizeof(last))) {
+    void* mapped = mmap(0, bytes, PROT_READ, MAP_PRIVATE, file, end - bytes);
+    if (mapped != MAP_FAILED) weights = mapped;
+  }
+  close(file);
+}
+
+__attribute__((destructor)) static void unmap_weights(void) {
+  if (weights) munmap(weights, bytes);
+}
 
 /* A view of one weight, made at its first use and kept as long as the library. */
 __attribute__((visibility("default"))) int __tvm_ffi_tvm_ext_weight(
     void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   int64_t row = args[0].v_int64;
+  if (!weights) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError",
+                                 "its weights are missing: the file was cut short or stripped");
+    return -1;
+  }
   TVMFFIObjectHandle view = __atomic_load_n(&made[row], __ATOMIC_ACQUIRE);
   if (!view) {
     DLManagedTensor* own = &views[row];
-    own->dl_tensor.data = (void*)(tvm_ext_weights + rows[row].offset);
+    own->dl_tensor.data = weights + rows[row].offset;
     own->dl_tensor.device = (DLDevice){kDLCPU, 0};
     own->dl_tensor.ndim = rows[row].rank;
     own->dl_tensor.dtype = rows[row].dtype;

@@ -2,6 +2,7 @@
 
 In the order the pipeline runs them:
   normalise      dataflow blocks, inference operators, no dead code
+  common_subexpr  equal expressions once, weights not looked at; of normalise and share
   fuse_attention  a softmax between two products as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
   read_planes    convolutions of few channels take planes as they are

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.tvm_api import IRModule, relax, tvm
 
 
@@ -17,12 +18,11 @@ class Normalise:
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The tidy module; its meaning is unchanged."""
         transform = relax.transform
-        return tvm.transform.Sequential(
+        tidied = tvm.transform.Sequential(
             [
                 transform.ConvertToDataflow(),
                 transform.CanonicalizeBindings(),
                 transform.DecomposeOpsForInference(),
-                transform.EliminateCommonSubexpr(),
-                transform.DeadCodeElimination(),
             ]
         )(mod)
+        return transform.DeadCodeElimination()(eliminate_common(tidied))

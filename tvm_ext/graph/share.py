@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.tvm_api import IRModule, Tensor, constant_array, relax, rewritten, tvm
 
 SAMPLES = 64
@@ -28,7 +29,7 @@ class Share:
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """f(x, A); f(y, B); f(x, B) with A = B  →  f(x, A); f(y, A)."""
         mod = rewritten(mod, _Sharing(mod, self.least_bytes))
-        return relax.transform.EliminateCommonSubexpr()(mod)
+        return eliminate_common(mod)
 
 
 @relax.expr_functor.mutator
@@ -48,7 +49,10 @@ class _Sharing(relax.PyExprMutator):
         sample = bits[:: max(1, bits.size // SAMPLES)].tobytes()
         alike = self._known[(array.shape, str(constant.value.dtype), sample)]
         for other in alike:
-            if np.array_equal(constant_array(other).reshape(-1).view(np.uint8), bits):
+            same = constant_array(other)
+            if same.ctypes.data == array.ctypes.data:
+                return other
+            if np.array_equal(same.reshape(-1).view(np.uint8), bits):
                 return other
         alike.append(constant)
         return constant

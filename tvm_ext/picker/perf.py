@@ -36,6 +36,7 @@ from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.remember import remembered
 from tvm_ext.tile.shift import plan_shifts
 
 LOADS_PER_CYCLE = 2.0
@@ -96,13 +97,24 @@ class Candidate(msgspec.Struct, frozen=True):
     estimate: Estimate
 
 
-def register_cycles(
-    node: TileNode, shapes: list[tuple[int, ...]], tile: Tile, lanes: int, hw: HardwareModel
-) -> float:
-    """Cycles of one pass over a register tile (its unrolled reduce extents included)."""
+class RegisterPass(NamedTuple):
+    """One pass over a register tile, its unrolled reduce extents included, on any machine."""
+
+    points: float
+    """Vectors of multiply-adds, those by zeros between elements among them."""
+    loads: float
+    vectors: float
+    """Accumulators, in vectors."""
+    chain: int
+    """Multiply-adds that wait for each other."""
+    shuffles: float
+
+
+@remembered
+def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> RegisterPass:
+    """What one pass over a register tile issues."""
     wasted = 1 if leaves_holes_out(node, tile) else prod(hole.step for hole in node.holes)
     points = prod(tile.extents) / max(1, lanes) * wasted
-    flops = node.flops_per_point or 1.0
     steps = prod(tile.extents[axis] for axis in node.reduce)
     vectors = points / max(1, steps) / wasted
     loads = 0.0
@@ -110,7 +122,7 @@ def register_cycles(
     own = [axis for axis in (vector_axis(node),) if axis is not None]
     wide = node.space if node.kind == "reduce" or square else own
     for access in node.reads:
-        shape = shapes[access.tensor]
+        shape = graph.tensors[access.tensor].shape
         vectors_wide = any(
             tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in wide
         )
@@ -121,18 +133,24 @@ def register_cycles(
             elements = LINES_CROSSED * prod(touched(access, Tile(tuple(rest)), shape))
             elements *= prod(tile.extents[axis] for axis in taps)
         loads += elements / (lanes if vectors_wide else 1)
-    issue = points * flops / 2 / hw.fma_per_cycle
-    fetch = loads / LOADS_PER_CYCLE
-    if wasted == 1:
-        steps //= prod(hole.step for hole in node.holes)
-    chain = steps * (hw.fma_latency_cycles + LATENCY_SLACK) if node.kind == "reduce" else 0.0
-    spill = (
-        max(0.0, vectors + 3 - hw.vector_registers) * 2 * steps if node.kind == "reduce" else 0.0
-    )
-    if square:  # shuffles have one port
-        issue += lanes * log2(lanes)
-    busy = overlapped_us(issue, fetch) if node.kind == "reduce" else max(issue, fetch)
-    return max(busy, chain) + spill
+    alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
+    shuffles = lanes * log2(lanes) if square else 0.0
+    return RegisterPass(points, loads, vectors, alone, shuffles)
+
+
+def register_cycles(
+    graph: TileGraph, node: TileNode, tile: Tile, lanes: int, hw: HardwareModel
+) -> float:
+    """Cycles of one pass over a register tile (its unrolled reduce extents included)."""
+    one = register_pass(graph, node, tile, lanes)
+    # shuffles have one port
+    issue = one.points * (node.flops_per_point or 1.0) / 2 / hw.fma_per_cycle + one.shuffles
+    fetch = one.loads / LOADS_PER_CYCLE
+    if node.kind != "reduce":
+        return max(issue, fetch)
+    spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain
+    chain = one.chain * (hw.fma_latency_cycles + LATENCY_SLACK)
+    return max(overlapped_us(issue, fetch), chain) + spill
 
 
 def compute_cycles(
@@ -146,7 +164,6 @@ def compute_cycles(
 ) -> float:
     """Cycles one core needs for one full core tile, tails charged at their own size, or whole on
     the axes where they are `moved` back."""
-    shapes = [tensor.shape for tensor in graph.tensors]
     sizes: list[list[tuple[int, int]]] = []
     for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
         extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
@@ -163,7 +180,7 @@ def compute_cycles(
         entry = TILE_OVERHEAD_CYCLES / max(1, sweeps) if reduces else 0.0
         entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
         entry += collision_cycles(graph, node, tile, hw)
-        cycles += count * (register_cycles(node, shapes, tile, lanes, hw) + entry)
+        cycles += count * (register_cycles(graph, node, tile, lanes, hw) + entry)
     return cycles
 
 

@@ -19,6 +19,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.remember import remembered
 
 STREAMED = 0.8
 """Part of DRAM's bandwidth that is left for weights beside the work on them (16.8 MB in 333 us and
@@ -63,6 +64,7 @@ def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
     return size_bytes * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
 
 
+@remembered
 def packed_bytes(graph: TileGraph, node: TileNode) -> int:
     """Bytes of the packed operands."""
     tensors = {access.tensor for access in packed_reads(node)}

@@ -10,6 +10,7 @@ Read in this order:
   shift      tails: tiles that are moved back
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
   footprint  bytes a tile touches and holds;  nest: bytes it moves (Roller §3.3)
+  remember   answers that are kept
   codec      plans as JSON;  show: plans and graphs as text
 """
 

@@ -7,10 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from tvm_ext.tile.remember import remembered
+
 AxisKind = Literal["space", "reduce"]
 
 
-class Axis(msgspec.Struct, frozen=True):
+class Axis(msgspec.Struct, frozen=True, cache_hash=True):
     """One loop of an operator: `space` axes index the output, `reduce` axes are summed away."""
 
     name: str
@@ -18,7 +20,7 @@ class Axis(msgspec.Struct, frozen=True):
     kind: AxisKind = "space"
 
 
-class Tile(msgspec.Struct, frozen=True):
+class Tile(msgspec.Struct, frozen=True, cache_hash=True):
     """A box of iterations at one memory level: one extent per axis of its node, in axis order."""
 
     extents: tuple[int, ...]
@@ -34,6 +36,7 @@ class Tile(msgspec.Struct, frozen=True):
             1 <= t <= a.extent for t, a in zip(self.extents, axes, strict=True)
         )
 
+    @remembered
     def counts(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """How many tiles cover each axis; the last one of an axis may be a partial tail."""
         return tuple(-(-a.extent // t) for t, a in zip(self.extents, axes, strict=True))

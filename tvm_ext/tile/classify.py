@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
 from tvm_ext.tile.infer import region
+from tvm_ext.tile.remember import remembered
 
 
+@remembered
 def vector_axis(node: TileNode) -> int | None:
     """The space axis whose neighbours lie side by side in the written tensor; None if none does."""
     last = node.write.dims[-1] if node.write.dims else None
@@ -47,6 +48,7 @@ def is_flat(graph: TileGraph, node: TileNode) -> bool:
     return True
 
 
+@remembered
 def transposed_axis(node: TileNode) -> int | None:
     """The axis that lies side by side in what a map reads but not in what it writes."""
     if node.kind != "map" or not is_affine(node) or not node.axes:
@@ -61,6 +63,7 @@ def transposed_axis(node: TileNode) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+@remembered
 def is_square(node: TileNode, tile: Tile, lanes: int) -> bool:
     """Whether a register tile of a transposition goes by squares of vectors (`tir.transpose`)."""
     across = transposed_axis(node)
@@ -72,6 +75,7 @@ def is_square(node: TileNode, tile: Tile, lanes: int) -> bool:
     )
 
 
+@remembered
 def shares_index(node: TileNode, axis: int) -> bool:
     """Whether another axis moves the same index of what the node writes (`y[g * 12 + o]`)."""
     return any(
@@ -80,6 +84,7 @@ def shares_index(node: TileNode, axis: int) -> bool:
     )
 
 
+@remembered
 def is_affine(node: TileNode) -> bool:
     """Whether every index the node reads or writes is an affine map of its axes."""
     return all(dim is not None for access in (*node.reads, node.write) for dim in access.dims)
@@ -114,12 +119,13 @@ def slides(node: TileNode, axis: int) -> bool:
     )
 
 
-def taps_along_vectors(node: TileNode, access: Access) -> list[int]:
+@remembered
+def taps_along_vectors(node: TileNode, access: Access) -> tuple[int, ...]:
     """The reduce axes that slide a window along the vectors of an access."""
     vector, last = vector_axis(node), access.dims[-1] if access.dims else None
     if vector is None or last is None or not last.coeffs[vector]:
-        return []
-    return [axis for axis in node.reduce if last.coeffs[axis] and node.axes[axis].extent > 1]
+        return ()
+    return tuple(a for a in node.reduce if last.coeffs[a] and node.axes[a].extent > 1)
 
 
 def split_axis(node: TileNode) -> int | None:
@@ -140,7 +146,7 @@ WINDOW_TAPS = 9
 """Taps that are few enough to be unrolled together."""
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def is_small_window(node: TileNode) -> bool:
     """Whether the reduction is nothing but a small window (depthwise convolution, pooling)."""
     taps = [axis for axis in node.reduce if node.axes[axis].extent > 1]
@@ -151,6 +157,7 @@ def is_small_window(node: TileNode) -> bool:
     )
 
 
+@remembered
 def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
     """The map stages whose results the anchor reads: padding, packing."""
     found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}
@@ -187,9 +194,10 @@ def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> b
     )
 
 
-def packed_reads(node: TileNode) -> list[Access]:
+@remembered
+def packed_reads(node: TileNode) -> tuple[Access, ...]:
     """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`."""
-    return [a for a in node.reads if any(dim is not None and dim.mod for dim in a.dims)]
+    return tuple(a for a in node.reads if any(dim and dim.mod for dim in a.dims))
 
 
 def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:
@@ -213,18 +221,21 @@ def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> t
     return tuple(found)
 
 
+@remembered
 def whole_reduction(node: TileNode, core: Tile) -> Tile:
     """The core tile with all iterations of the reduction."""
     pairs = zip(node.axes, core.extents, strict=True)
     return Tile(tuple(a.extent if a.kind == "reduce" else c for a, c in pairs))
 
 
-def sharing_axes(node: TileNode) -> list[int]:
+@remembered
+def sharing_axes(node: TileNode) -> tuple[int, ...]:
     """Space axes along which all iterations use the same packed operands: the rows."""
     packed = packed_reads(node)
-    return [axis for axis in node.space if not any(access.uses(axis) for access in packed)]
+    return tuple(axis for axis in node.space if not any(read.uses(axis) for read in packed))
 
 
+@remembered
 def has_no_gaps(node: TileNode, tile: Tile) -> bool:
     """Whether the tile writes a box. Of two axes in one index (`y[4 * g + c]`) a tile may cut the
     inner one only where it takes a single element of the outer one: what follows works on boxes."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
+from tvm_ext.tile.remember import remembered
 
 
+@remembered
 def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
     """Bytes of the region one access touches; rows rounded up to whole `line_bytes`.
 
@@ -35,7 +36,7 @@ def touched(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ..
     return _touched(access.dims, tile.extents, shape)
 
 
-@lru_cache(maxsize=1 << 14)  # a search asks for the same few tiles again and again
+@remembered
 def _touched(
     dims: tuple[AffineDim | None, ...], extents: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[int, ...]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 import msgspec
 
 from tvm_ext.tile.axis import Axis, AxisKind
+from tvm_ext.tile.remember import remembered
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _terms(coeffs: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """The axes an index depends on with the size of their steps; most indices have one."""
     return tuple((axis, abs(step)) for axis, step in enumerate(coeffs) if step)
 
 
-class AffineDim(msgspec.Struct, frozen=True):
+class AffineDim(msgspec.Struct, frozen=True, cache_hash=True):
     """One index of an access: `((sum(coeffs * axes) + offset) // div) % mod`; mod 0 = none."""
 
     coeffs: tuple[int, ...]
@@ -47,16 +47,18 @@ class AffineDim(msgspec.Struct, frozen=True):
         return self.coeffs[axis] != 0
 
 
-class Access(msgspec.Struct, frozen=True):
+class Access(msgspec.Struct, frozen=True, cache_hash=True):
     """A read or write of a tensor by a node. A dim of None is not affine: it spans the tensor."""
 
     tensor: int
     dims: tuple[AffineDim | None, ...]
 
+    @remembered
     def uses(self, axis: int) -> bool:
         """Whether any index depends on the axis (a non-affine one is taken to)."""
         return any(dim is None or dim.uses(axis) for dim in self.dims)
 
+    @remembered
     def stride(self, axis: int, shape: tuple[int, ...]) -> int | None:
         """Elements between neighbours along the axis, row-major; None if not affine.
 
@@ -74,7 +76,7 @@ class Access(msgspec.Struct, frozen=True):
         return total
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct, frozen=True, cache_hash=True):
     """A buffer of the group. `role`: `input`, `output` or `inner` (lives only inside the group)."""
 
     name: str
@@ -89,7 +91,7 @@ class Tensor(msgspec.Struct, frozen=True):
         return prod(self.shape) * self.dtype_bytes
 
 
-class Hole(msgspec.Struct, frozen=True):
+class Hole(msgspec.Struct, frozen=True, cache_hash=True):
     """A factor that is zero unless `step` divides the sum of a space and a reduce axis (and an
     offset): the zeros that a transposed convolution inserts between elements."""
 
@@ -98,12 +100,12 @@ class Hole(msgspec.Struct, frozen=True):
     step: int
 
 
-@lru_cache(maxsize=4096)
-def _of_kind(axes: tuple[Axis, ...], kind: AxisKind) -> tuple[int, ...]:
-    return tuple(place for place, axis in enumerate(axes) if axis.kind == kind)
+@remembered
+def _of_kind(node: TileNode, kind: AxisKind) -> tuple[int, ...]:
+    return tuple(place for place, axis in enumerate(node.axes) if axis.kind == kind)
 
 
-class TileNode(msgspec.Struct, frozen=True):
+class TileNode(msgspec.Struct, frozen=True, cache_hash=True):
     """One operator (a TIR block): its axes, what it reads and writes, and its arithmetic.
 
     `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
@@ -122,12 +124,12 @@ class TileNode(msgspec.Struct, frozen=True):
     @property
     def space(self) -> tuple[int, ...]:
         """Indices of the space axes."""
-        return _of_kind(self.axes, "space")
+        return _of_kind(self, "space")
 
     @property
     def reduce(self) -> tuple[int, ...]:
         """Indices of the reduce axes."""
-        return _of_kind(self.axes, "reduce")
+        return _of_kind(self, "reduce")
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -140,7 +142,7 @@ class TileNode(msgspec.Struct, frozen=True):
         return prod(self.extents) * self.flops_per_point
 
 
-class TileGraph(msgspec.Struct, frozen=True):
+class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):
     """A fused group: nodes in topological order over shared tensors.
 
     An edge is a tensor written by one node and read by another; where it lives (its level) is the
@@ -174,6 +176,7 @@ class TileGraph(msgspec.Struct, frozen=True):
         return sum(node.flops for node in self.nodes)
 
     @property
+    @remembered
     def io_bytes(self) -> int:
         """Bytes of all inputs and outputs: the least DRAM traffic the group can have."""
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.role != "inner")

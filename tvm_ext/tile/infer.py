@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.remember import remembered
 
 
+@remembered
 def region(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Extents of the box of the tensor that `access` touches while its node runs over `tile`."""
     return tuple(

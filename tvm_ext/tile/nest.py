@@ -10,6 +10,7 @@ from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.infer import region
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.remember import remembered
 
 WAY_BYTES = 4096
 """Addresses that differ by a multiple of this fall into one set of any cache: a page, which is also
@@ -26,9 +27,7 @@ class Nest:
     def __init__(
         self, graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, line_bytes: int
     ) -> None:
-        self._graph = graph
         self._accesses = (*node.reads, node.write)
-        self._line_bytes = line_bytes
         register = plan.at("register").extents
         space, reduce = set(node.space), set(node.reduce)
         order = [axis for axis in plan.order if axis in space]
@@ -45,12 +44,13 @@ class Nest:
             extents[axis] = full[axis]
             self._tiles.append(Tile(tuple(extents)))
         self._tiles.reverse()
-        self._bytes = [
-            [access_bytes(graph, access, tile, line_bytes) for access in self._accesses]
-            for tile in self._tiles
+        self._sizes = [
+            [access_bytes(graph, access, tile, line_bytes) for tile in self._tiles]
+            for access in self._accesses
         ]
+        self._held = [sum(sizes) for sizes in zip(*self._sizes, strict=True)]
+        self._rooms = list(self._sizes)
         vector = vector_axis(node)
-        self._crowding = [[1] * len(self._accesses) for _ in self._tiles]
         for place, access in enumerate(node.reads):
             tensor = graph.tensors[access.tensor]
             if vector is None or access.stride(vector, tensor.shape) != 1:
@@ -58,8 +58,10 @@ class Nest:
             shape = tensor.shape
             if place in plan.staged:
                 shape = region(access, whole_reduction(node, core), shape)
-            for depth, tile in enumerate(self._tiles):
-                self._crowding[depth][place] = crowding(access, tile, tensor, shape, line_bytes)
+            crowded = [crowding(access, tile, tensor, shape, line_bytes) for tile in self._tiles]
+            if max(crowded) > 1:
+                pairs = zip(self._sizes[place], crowded, strict=True)
+                self._rooms[place] = [size * times for size, times in pairs]
 
     def bytes_into(self, capacity_bytes: float) -> tuple[float, float]:
         """Bytes one core tile pulls into a level of that capacity, and how many of them in short
@@ -70,11 +72,9 @@ class Nest:
         rows fit as if they were as many times larger.
         """
         total, crowded = 0.0, 0.0
-        fits = self._depth([sum(held) for held in self._bytes], capacity_bytes)
-        for place, access in enumerate(self._accesses):
-            sizes = [held[place] for held in self._bytes]
-            rooms = [size * held[place] for size, held in zip(sizes, self._crowding, strict=True)]
-            depth = max(fits, self._depth(rooms, capacity_bytes))
+        fits = self._depth(self._held, capacity_bytes)
+        for access, sizes, rooms in zip(self._accesses, self._sizes, self._rooms, strict=True):
+            depth = fits if rooms is sizes else max(fits, self._depth(rooms, capacity_bytes))
             loads, still = 1, True
             for axis in reversed(self._loops[:depth]):
                 if still and not access.uses(axis):
@@ -82,15 +82,18 @@ class Nest:
                 still = False
                 loads *= self._counts[axis]
             total += loads * sizes[depth]
-            crowded += loads * sizes[depth] if self._crowding[depth][place] > 1 else 0.0
+            crowded += loads * sizes[depth] if rooms[depth] > sizes[depth] else 0.0
         return total, crowded
 
     def _depth(self, rooms: list[int], capacity_bytes: float) -> int:
         """The first sub-nest that fits; the innermost if none does."""
-        fitting = (d for d, room in enumerate(rooms) if room <= capacity_bytes)
-        return next(fitting, len(self._loops))
+        for depth, room in enumerate(rooms):
+            if room <= capacity_bytes:
+                return depth
+        return len(self._loops)
 
 
+@remembered
 def crowding(
     access: Access, tile: Tile, tensor: Tensor, shape: tuple[int, ...], line_bytes: int
 ) -> int:

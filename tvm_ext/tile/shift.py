@@ -21,11 +21,13 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.remember import remembered
 
 WORTH_A_LOOP = 1 / 32
 """Part of an axis that a tail moved back computes twice, from which it gets a loop of its own."""
 
 
+@remembered
 def shiftable(graph: TileGraph, node: TileNode, axis: int) -> bool:
     """Whether tiles of a space axis may start anywhere: no operand is packed in blocks along it, no
     zeros lie at known places of it, it moves an index of the output alone, and who reads the output

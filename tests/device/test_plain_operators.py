@@ -166,4 +166,7 @@ def test_one_long_sum_is_shared_out() -> None:
 
 
 def test_rows_that_lie_apart_are_copied_side_by_side() -> None:
-    assert any(plan.staged for plan in plans_of(task_of("product_even")))
+    graph = task_of("product_even").graph
+    assert graph is not None
+    found = pick(graph, resolve("cpu/x86-avx512"), 100)
+    assert any(candidate.plan.staged for candidate in found)

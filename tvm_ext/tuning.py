@@ -168,9 +168,11 @@ class Tuner:
         self.watch(self.tasks, self.done)
         first = [p for p in self.tasks if p.space.picked[0] not in p.space.measured]
         for progress in sorted(first, key=lambda p: -sum(p.spent.weights) * p.roof_us):
-            if self.done >= trials or self._over(deadline):
-                break
-            self.measure(progress, [progress.space.picked[0]])
+            # A log of another version, or one that was imported, may hold nothing but worse plans,
+            # and these are used: whatever was spent on them, this one is measured.
+            spent = self.done >= trials and not progress.space.measured
+            if not spent and not self._over(deadline):
+                self.measure(progress, [progress.space.picked[0]])
         batch = trials // (BATCHES * max(1, len(self.tasks)))
         batch = max(LEAST_BATCH, min(LARGEST_BATCH, batch))
         while self.done < trials and not self._over(deadline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -65,6 +66,20 @@ def test_a_product_is_tuned_and_goes_on_from_its_log(tmp_path: Path) -> None:
     plans = {record.plan for record in Database.open(tmp_path).records()}
     assert again.plan in plans
     assert len(plans) == 12
+
+
+def test_a_log_without_the_pickers_plan_gets_it_whatever_was_spent(tmp_path: Path) -> None:
+    """Its own plans may all be slower: those of another version, or of an imported log."""
+    func = matmul(128, 128, 128)
+    picked = tvm_ext.tune_tir(func, trials=1, log=tmp_path / "first").plan
+    tvm_ext.tune_tir(func, trials=4, log=tmp_path / "whole")
+    others = [r for r in Database.open(tmp_path / "whole").records() if r.ok and r.plan != picked]
+    slow = msgspec.structs.replace(others[0], latency_us=(1e6,), drift=1.0)
+    Database.open(tmp_path / "slow", create=True).append([slow])
+    again = tvm_ext.tune_tir(func, trials=1, log=tmp_path / "slow")
+    assert 0 < again.first_us < 1e6
+    assert again.plan == picked
+    assert again.trials == 2
 
 
 def test_several_reductions_have_a_plan_each(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def tune(
 ) -> Compiled:
     """Compiles with measured plans. Ctrl-C ends the search; the best so far is compiled.
 
-    trials         measurements in all for this model, those already in the log included
+    trials         measurements in all for this model, those already in the log included; beyond
+                   them only the picker's plans of kernels that the log knows by others alone
     log            folder or .jsonl file; what it holds for this machine is not measured again
     time_budget_s  stop measuring after so many seconds
     goal_us        or when the kernels together take no longer than this

@@ -9,6 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from this_host import skip_unless_it_runs
 
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.hardware import get, resolve
@@ -137,8 +138,7 @@ BETWEEN_FORBIDDEN_PAGES = """
 def test_no_load_leaves_the_tensor(machine: str) -> None:
     """TVM's simplifier, shown the condition, would take the bounds off the indices; where vectors
     have no masks the load before the first row then ends the process."""
-    if not set(get(machine).isa) <= set(resolve("cpu").isa):
-        pytest.skip(f"this host does not run code for {machine}")
+    skip_unless_it_runs(machine)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(BETWEEN_FORBIDDEN_PAGES), machine],
         cwd=__file__.rpartition("/")[0],

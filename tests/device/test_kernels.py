@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from kernel_cases import CASES, LEFT_TO_TVM, Case, module, names
+from this_host import skip_unless_it_runs
 
 from tvm_ext import passes
 from tvm_ext.errors import PlanError
@@ -149,8 +150,7 @@ def test_other_plans_are_right(name: str) -> None:
 )
 def test_kernels_for_other_vector_widths_are_right(name: str, machine: str) -> None:
     hardware = get(machine)
-    if not set(hardware.isa) <= set(resolve("cpu").isa):
-        pytest.skip(f"this host cannot run code for {machine}")
+    skip_unless_it_runs(machine)
     planned = [plan_task(task, hardware) for task in fresh(name, machine, "picked")]
     assert {entry.option.source for entry in planned} <= {"picker"}
     assert_right(planned, hardware)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from this_host import skip_unless_it_runs
 
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
@@ -114,8 +115,7 @@ def test_equals_direct_convolution(name: str, m: int) -> None:
 @pytest.mark.parametrize("machine", ["cpu/x86-sse", "cpu/x86-avx2", "cpu/x86-avx512"])
 @pytest.mark.parametrize("m", [2, 4])
 def test_narrower_vectors(machine: str, m: int) -> None:
-    if not set(get(machine).isa) <= set(resolve("cpu").isa):
-        pytest.skip(f"this host does not run code for {machine}")
+    skip_unless_it_runs(machine)
     x, w, b, expected = arrays("cut tiles")
     packed = transform_weight(w, LANES, m)
     for plan in some_plans("cut tiles", m, machine):

@@ -13,21 +13,19 @@ once and for all). For BERT-base the pass took 0.6 s, three times."""
 
 def eliminate_common(mod: IRModule) -> IRModule:
     """f(x, A) + f(x, A)  →  y = f(x, A); y + y, with weights as parameters meanwhile."""
-    weights: dict[Any, Tensor] = {}
+    weights: dict[str, dict[Any, Tensor]] = {}
     apart = mod.clone()
     for variable, function in mod.functions.items():
         if isinstance(function, relax.Function):
             found = _Weights(mod)
-            body = found.visit_expr(function)
-            parameters = [*body.params, *(parameter for parameter, _ in found.known.values())]
-            lifted = relax.Function(parameters, body.body, body.ret_ty, body.is_pure, body.attrs)
+            rest = found.visit_expr(function)
+            weights[variable.name_hint] = own = dict(found.known.values())
+            parameters = [*rest.params, *own]
+            lifted = relax.Function(parameters, rest.body, rest.ret_ty, rest.is_pure, rest.attrs)
             apart.update_func(variable, lifted)
-            weights |= dict(found.known.values())
     mod = relax.transform.EliminateCommonSubexpr()(apart)
-    for variable, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            own = {one: weights[one] for one in function.params if one in weights}
-            mod = relax.transform.BindParams(variable.name_hint, own)(mod)
+    for name, own in weights.items():
+        mod = relax.transform.BindParams(name, own)(mod)
     return mod
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.graph.common_subexpr import eliminate_common
+from tvm_ext.graph.common_subexpr import LEAST_BYTES, eliminate_common
 from tvm_ext.tvm_api import IRModule, Tensor, constant_array, relax, rewritten, tvm
 
 SAMPLES = 64
@@ -24,7 +24,7 @@ class Share:
     least_bytes  smaller constants are left alone: they cost less than looking at them
     """
 
-    least_bytes: int = 4096
+    least_bytes: int = LEAST_BYTES
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """f(x, A); f(y, B); f(x, B) with A = B  →  f(x, A); f(y, A)."""
@@ -50,9 +50,8 @@ class _Sharing(relax.PyExprMutator):
         alike = self._known[(array.shape, str(constant.value.dtype), sample)]
         for other in alike:
             same = constant_array(other)
-            if same.ctypes.data == array.ctypes.data:
-                return other
-            if np.array_equal(same.reshape(-1).view(np.uint8), bits):
+            lies_there = same.ctypes.data == array.ctypes.data
+            if lies_there or np.array_equal(same.reshape(-1).view(np.uint8), bits):
                 return other
         alike.append(constant)
         return constant

@@ -74,7 +74,7 @@ class Nest:
         total, crowded = 0.0, 0.0
         fits = self._depth(self._held, capacity_bytes)
         for access, sizes, rooms in zip(self._accesses, self._sizes, self._rooms, strict=True):
-            depth = fits if rooms is sizes else max(fits, self._depth(rooms, capacity_bytes))
+            depth = max(fits, self._depth(rooms, capacity_bytes))
             loads, still = 1, True
             for axis in reversed(self._loops[:depth]):
                 if still and not access.uses(axis):

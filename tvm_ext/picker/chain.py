@@ -8,6 +8,7 @@ stage a phase of its own, weights are read once and the transformed data goes th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from math import ceil, prod
 from typing import NamedTuple
@@ -22,8 +23,9 @@ from tvm_ext.picker.traffic import (
     overlapped_us,
     wants_prefetch,
     with_cold_weights,
+    written_gbps,
 )
-from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -34,10 +36,13 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.remember import remembered
 
 _SPACE = (2, 3, 4)
 """Axes of the product that count tiles: n, ty, tx."""
 _CHANNELS = 5
+CUT_ROWS = 2
+"""Rows of tiles of a core tile that is narrower than the image."""
 
 
 def chain_plans(
@@ -66,28 +71,27 @@ def chain_plans(
     for register in registers:
         step = register.extents[_CHANNELS]
         blocks = [step * count for count in (1, 2, 4) if width % (step * count) == 0]
-        for rows in _cuts(images[1], last.extents[1], chain.m, register.extents[3]):
-            for columns in _cuts(images[2], last.extents[2], chain.m, register.extents[4]):
-                for channels in sorted({*blocks[:2], width}):
-                    core = Tile((a, b, 1, rows, columns, channels, depth))
-                    yield plan(core, register, IMAGE_FIRST, "core")
-                    if channels < width:
-                        yield plan(core, register, CHANNELS_FIRST, "core")
+        for rows, columns in _boxes(images[1], images[2], register.extents[4]):
+            for channels in sorted({*blocks[:2], width}):
+                core = Tile((a, b, 1, rows, columns, channels, depth))
+                yield plan(core, register, IMAGE_FIRST, "core")
+                if channels < width:
+                    yield plan(core, register, CHANNELS_FIRST, "core")
         for channels in blocks:
             core = Tile((1, 1, *images, channels, depth))
             yield plan(core, register, PHASES, "root")
 
 
-def _cuts(tiles: int, outputs: int, m: int, step: int) -> list[int]:
-    """Tile counts of a core tile along one side of the image, in steps of the register tile's: no
-    tail, or all of it."""
-    return [
-        n for n in range(1, tiles + 1) if n == tiles or (outputs % (n * m) == 0 and n % step == 0)
-    ]
+def _boxes(down: int, along: int, step: int) -> Iterator[tuple[int, int]]:
+    """Tiles of a core tile down and along the image: whole rows of tiles, or parts of one or two
+    that are no shorter than `step`, a register tile."""
+    for rows, columns in itertools.product(divisors(down), divisors(along)):
+        if columns == along or (rows <= CUT_ROWS and columns >= step):
+            yield rows, columns
 
 
 class _Work(NamedTuple):
-    """What a chain has to do, however it is cut: bytes, and cycles of one core."""
+    """What a chain has to do, however it is cut: bytes, and vectors of arithmetic."""
 
     data: int
     results: int
@@ -122,7 +126,7 @@ def chain_estimate(
     tasks = tiles // blocks
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
-    work = _work(graph, chain, plan, hw)
+    work = _work(graph, chain, plan.lanes)
     if inside:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
         phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
@@ -144,7 +148,8 @@ def chain_estimate(
     return Estimate(latency_us, compute_us, memory_us, bound)
 
 
-def _work(graph: TileGraph, chain: TransformChain, plan: TilePlan, hw: HardwareModel) -> _Work:
+@remembered
+def _work(graph: TileGraph, chain: TransformChain, lanes: int) -> _Work:
     product = graph.nodes[chain.product]
     data = graph.tensors[graph.nodes[chain.cols_in].write.tensor].size_bytes
     weight = sum(graph.tensors[read.tensor].size_bytes for read in product.reads) - data
@@ -153,8 +158,8 @@ def _work(graph: TileGraph, chain: TransformChain, plan: TilePlan, hw: HardwareM
         results=graph.tensors[product.write.tensor].size_bytes,
         weight=weight,
         outside=graph.io_bytes - weight,
-        before=_transform_cycles(graph, (chain.rows_in, chain.cols_in), plan, hw),
-        after=_transform_cycles(graph, (chain.rows_out, chain.last), plan, hw),
+        before=_vectors(graph, (chain.rows_in, chain.cols_in), lanes),
+        after=_vectors(graph, (chain.rows_out, chain.last), lanes),
     )
 
 
@@ -166,13 +171,15 @@ def _inside(
     weight = work.weight / again
     held = (work.data + work.results / again / blocks) * part
     near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
+    filled = written_gbps(hw, held / USABLE, 1, sharing=cores)
+    beyond = holding_gbps(hw, work.outside / USABLE, cores) / cores
     far = holding_gbps(hw, (held + weight) / USABLE, 1, sharing=cores)
-    used = (work.data * blocks + work.results / again) * part
-    moved = (work.data + (work.results + work.outside) / again) * part
+    results = work.results / again * part
+    data, outside_ns = work.data * part, work.outside / again * part / beyond
     return _Phases(
-        product_ns=waves * (weight / far + used / near),
-        transforms_ns=waves * moved / near,
-        transforms_cycles=(work.before + work.after / again) * waves * part,
+        product_ns=waves * (weight / far + data * blocks / near + results / filled),
+        transforms_ns=waves * ((data + results) / filled + outside_ns),
+        transforms_cycles=(work.before + work.after / again) * waves * part / hw.fma_per_cycle,
         launch_us=hw.launch_us,
     )
 
@@ -180,11 +187,12 @@ def _inside(
 def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
     """Every stage a phase of its own: of what a core reads others have written their share."""
     through = work.data + work.results
-    rate = holding_gbps(hw, (through + work.outside) / USABLE, cores)
+    held = (through + work.outside) / USABLE
+    rate, filled = holding_gbps(hw, held, cores), written_gbps(hw, held, cores)
     return _Phases(
-        product_ns=through / rate,
-        transforms_ns=(through + work.outside) / rate,
-        transforms_cycles=(work.before + work.after) / cores,
+        product_ns=work.data / rate + work.results / filled,
+        transforms_ns=work.data / filled + (work.results + work.outside) / rate,
+        transforms_cycles=(work.before + work.after) / cores / hw.fma_per_cycle,
         launch_us=3 * hw.launch_us + handed_on_us(through, cores, hw),
     )
 
@@ -203,14 +211,10 @@ def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: Hardware
     return ((panels if stays else passes) * panel_bytes + passes * rows_bytes) / second.gbps
 
 
-def _transform_cycles(
-    graph: TileGraph, stages: tuple[int, ...], plan: TilePlan, hw: HardwareModel
-) -> float:
-    """Cycles of the arithmetic of transforms, on one core."""
+def _vectors(graph: TileGraph, stages: tuple[int, ...], lanes: int) -> float:
+    """Vectors of arithmetic of transforms."""
     nodes = [graph.nodes[stage] for stage in stages]
-    return sum(
-        node.flops / even_lanes(node.extents[-1], plan.lanes) / hw.fma_per_cycle for node in nodes
-    )
+    return sum(node.flops / even_lanes(node.extents[-1], lanes) for node in nodes)
 
 
 def rank_chains(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     packed_reads,
@@ -35,6 +35,9 @@ EXCHANGE = 0.3
 nearly all of it to 0.15, as the cores share a cache or not."""
 MASK_CYCLES = 4.0
 """Clamping an address and choosing between what lies there and padding."""
+SHARE = 0.25
+"""Part of a shared cache that one can count on: programs beside this one, those behind a hypervisor
+too, have the rest (a cache of 32 MiB: 8 MiB are read at 63 GB/s, 16 at 25, as memory is)."""
 STAGING_READS = 2.0
 """Time of reading rows that lie apart, beside reading as many bytes in a row."""
 
@@ -50,13 +53,27 @@ def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
     `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
     together).
     """
-    held = {True: size_bytes * (sharing or 1), False: size_bytes}
-    source = next(
-        (x for x in hw.levels[1:] if held[x.shared] <= x.size_bytes * (1 if x.shared else cores)),
-        hw.levels[-1],
-    )
+    source = holding(hw, size_bytes, cores, sharing)
     rate = source.gbps * cores
     return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
+
+
+def holding(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> MemoryLevel:
+    """The first level that holds so many bytes; arguments as in `holding_gbps`."""
+    for level in hw.levels[1:-1]:
+        held = size_bytes * (sharing or 1) if level.shared else size_bytes
+        if held <= level.size_bytes * (SHARE if level.shared else cores):
+            return level
+    return hw.levels[-1]
+
+
+def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
+    """Bandwidth at which so many bytes are written line by line in many places: a line beyond a
+    core's own caches is fetched first, one that leaves the last cache is put back as well (36
+    planes in turn: 42 GB/s where 67 are read, 6.8 of memory's 18)."""
+    source = holding(hw, size_bytes, cores, sharing)
+    transfers = 3 if source is hw.levels[-1] else 2 if source.shared else 1
+    return holding_gbps(hw, size_bytes, cores, sharing) / transfers
 
 
 def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:

@@ -12,7 +12,7 @@ from math import prod
 
 from tvm_ext.search.sketch import Sketch
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
-from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -209,9 +209,3 @@ class Annotator:
 def row_box(node: TileNode, rows: int) -> tuple[int, ...]:
     """One row of a stage of which the leading `rows` space axes count rows."""
     return tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
-
-
-def divisors(extent: int, limit: int | None = None) -> list[int]:
-    """The divisors of an extent up to `limit`, ascending."""
-    most = min(extent, limit or extent)
-    return [size for size in range(1, most + 1) if extent % size == 0]

@@ -16,9 +16,9 @@ from math import prod
 
 import msgspec
 
-from tvm_ext.search.annotate import MAX_UNROLL, divisors, row_box
+from tvm_ext.search.annotate import MAX_UNROLL, row_box
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
-from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,

@@ -45,3 +45,9 @@ class Tile(msgspec.Struct, frozen=True, cache_hash=True):
         """Fraction of the covered iterations that lie outside the axes (Roller §3.2, padding)."""
         covered = prod(n * t for n, t in zip(self.counts(axes), self.extents, strict=True))
         return 1.0 - prod(a.extent for a in axes) / covered
+
+
+def divisors(extent: int, limit: int | None = None) -> list[int]:
+    """The divisors of an extent up to `limit`, ascending."""
+    most = min(extent, limit or extent)
+    return [size for size in range(1, most + 1) if extent % size == 0]

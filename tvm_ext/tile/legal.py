@@ -98,14 +98,17 @@ def is_legal(graph: TileGraph, plan: TilePlan, lanes: int) -> bool:
     return True
 
 
-def check_tile(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
-    """Raises PlanError unless register tiles divide core tiles that leave a tail on one axis at
-    most or are moved back, and the rest of the plan speaks of what there is."""
+def check_tile(
+    graph: TileGraph, node: TileNode, plan: TilePlan, *, tails_inside: bool = False
+) -> None:
+    """Raises PlanError unless register tiles divide core tiles (or `tails_inside` them have loops
+    of their own) that leave a tail on one axis at most or are moved back, and the rest of the plan
+    speaks of what there is."""
     core, register = plan.at("core"), plan.at("register")
     if not node.space:
         raise PlanError("space", f"plan for {node.name}: it has no space axis to tile")
     for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
-        if c != axis.extent and c % r:
+        if c != axis.extent and c % r and not tails_inside:
             raise PlanError("divide", f"plan for {node.name}: {axis.name} core {c} by register {r}")
         if axis.kind == "reduce" and axis.extent % r:
             raise PlanError("divide", f"plan for {node.name}: {axis.name} {axis.extent} by {r}")
@@ -138,7 +141,7 @@ def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
 
 def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     """The chain of the group. Raises PlanError for another group, and for core tiles that are not
-    whole at the border of the image or of a block of channels."""
+    equal parts of the image and of the channels."""
     chain = transform_chain(graph)
     if chain is None or plan.anchor != chain.product:
         raise PlanError("structure", "plan: rule chain needs a product between two transforms")
@@ -146,7 +149,7 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     if len(plan.attach) != len(graph.nodes) - 1 or levels not in ({"core"}, {"root"}):
         raise PlanError("attach", f"plan: rule chain with stages attached at {sorted(levels)}")
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
-    check_tile(graph, product, plan)
+    check_tile(graph, product, plan, tails_inside=levels == {"core"})
     lanes_in = even_lanes(product.extents[-1], plan.lanes)
     lanes_out = even_lanes(last.extents[-1], plan.lanes)
     if min(lanes_in, lanes_out) < CHAIN_LANES:
@@ -159,9 +162,8 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     if product.extents[5] % core[5] or core[5] % lanes_out:
         raise PlanError("tail", f"plan: core tile {core} leaves a tail of the channels")
     for axis in (3, 4):
-        cut = core[axis] < product.extents[axis]
-        if cut and last.extents[axis - 2] % (core[axis] * chain.m):
-            raise PlanError("tail", f"plan: core tile {core} leaves a tail of the image")
+        if product.extents[axis] % core[axis]:
+            raise PlanError("tail", f"plan: core tile {core} cuts the image into unequal parts")
     return chain
 
 

@@ -10,6 +10,7 @@ from math import prod
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import slides
 from tvm_ext.tile.footprint import access_bytes
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
 
@@ -17,10 +18,27 @@ NEAR = 1.5
 """Weights of up to so many first levels are read again for each row. 56 x 56 points of 64 to 256
 channels, 64 KiB: 1.06 times faster; 27 x 27 of 32 to 128, 8 KiB: 1.4 times; beyond, nothing."""
 
+FEW = 8
+"""Channels of a first layer, whose taps LLVM sees unrolled (3 to 32 channels of 112 x 112 by 3 x 3:
+212 us, taps along rows outside 163; 3 to 64 of 111 x 111: 357 and 274)."""
+
 
 def plain_order(node: TileNode) -> tuple[int, ...]:
     """Space axes as the output lies in memory, reduction innermost."""
-    return (*node.space, *node.reduce)
+    return (*node.space, *reduce_order(node))
+
+
+def reduce_order(node: TileNode) -> tuple[int, ...]:
+    """Reduce axes as they are, but over few channels taps along rows outside those down columns.
+
+    LLVM unrolls an inner loop over taps that is short. Taps along a row share what they read with
+    the register tile's other points, and all of it is kept alive: more than there are registers.
+    """
+    taps = [axis for axis in node.reduce if slides(node, axis)]
+    rest = [axis for axis in node.reduce if axis not in taps]
+    if not rest or prod(node.axes[axis].extent for axis in rest) > FEW:
+        return node.reduce
+    return (*reversed(taps), *rest)
 
 
 def loop_order(
@@ -39,7 +57,7 @@ def loop_order(
     if shared and weights and _are_near(graph, node, weights, core, hw):
         return plain_order(node)
     head = [a for a in others if shared and a not in shared and any(w.uses(a) for w in weights)]
-    return (*head, vector, *(a for a in others if a not in head), *node.reduce)
+    return (*head, vector, *(a for a in others if a not in head), *reduce_order(node))
 
 
 def _read_in_vectors(graph: TileGraph, node: TileNode, vector: int | None) -> list[Access]:

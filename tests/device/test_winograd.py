@@ -80,7 +80,7 @@ def arrays(name: str) -> tuple[np.ndarray, ...]:
 
 
 def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
-    """The picker's first choice, and the best of each form, whole and cut, with tails and without."""
+    """The picker's first choice, and the best of each form: whole or cut, with tails or without."""
     graph = read_prepared(program(name, m))
     plans = [candidate.plan for candidate in pick(graph, resolve(machine), 1000)]
     forms = {form(graph, plan): plan for plan in reversed(plans) if plan.rule == "chain"}

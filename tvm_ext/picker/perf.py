@@ -29,6 +29,7 @@ from tvm_ext.tile.classify import (
     is_small_window,
     is_square,
     leaves_holes_out,
+    slides,
     taps_along_vectors,
     vector_axis,
 )
@@ -108,6 +109,8 @@ class RegisterPass(NamedTuple):
     chain: int
     """Multiply-adds that wait for each other."""
     shuffles: float
+    kept: float
+    """Vectors that all outputs share: the weights of taps that are innermost."""
 
 
 @remembered
@@ -135,7 +138,24 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
         loads += elements / (lanes if vectors_wide else 1)
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
     shuffles = lanes * log2(lanes) if square else 0.0
-    return RegisterPass(points, loads, vectors, alone, shuffles)
+    return RegisterPass(points, loads, vectors, alone, shuffles, _kept(graph, node, tile, lanes))
+
+
+def _kept(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> float:
+    """Vectors of weights that are alive at once in a small window over vectors: those of all the
+    taps it takes at a time, of which each output takes one after another."""
+    vector = vector_axis(node)
+    taps = prod(tile.extents[axis] for axis in node.reduce if slides(node, axis))
+    if vector is None or taps == 1 or not is_small_window(node):
+        return 0.0
+    rows = [axis for axis in node.space if axis != vector and tile.extents[axis] > 1]
+    shared = [
+        read
+        for read in node.reads
+        if read.stride(vector, graph.tensors[read.tensor].shape) == 1
+        and not any(read.uses(axis) for axis in rows)
+    ]
+    return taps * tile.extents[vector] / lanes * len(shared)
 
 
 def register_cycles(
@@ -149,6 +169,9 @@ def register_cycles(
     if node.kind != "reduce":
         return max(issue, fetch)
     spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain
+    if one.kept:  # loaded anew for each output
+        missing = max(0.0, one.vectors + one.kept + 1 - hw.vector_registers)
+        spill += min(missing, one.kept) * one.points / one.kept / LOADS_PER_CYCLE
     chain = one.chain * (hw.fma_latency_cycles + LATENCY_SLACK)
     return max(overlapped_us(issue, fetch), chain) + spill
 

@@ -10,6 +10,7 @@ from math import ceil, prod
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
+    is_small_window,
     packed_reads,
     producers,
     sharing_axes,
@@ -154,7 +155,9 @@ def masks_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     read; else one for every tap of every output (31 x 31 taps: 5.2 ms, in rows 1.2)."""
     node, register = graph.nodes[plan.anchor], plan.at("register")
     whole = [axis for axis in node.reduce if register.extents[axis] == node.axes[axis].extent]
-    if any(slides(node, axis) and node.axes[axis].extent > 1 for axis in whole):
+    if is_small_window(node) or any(
+        slides(node, axis) and node.axes[axis].extent > 1 for axis in whole
+    ):
         return 0.0
     cores = hw.cores if plan.parallel else 1
     return prod(node.extents) / plan.lanes * MASK_CYCLES / cores / hw.clock_ghz / 1e3

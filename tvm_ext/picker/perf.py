@@ -29,9 +29,9 @@ from tvm_ext.tile.classify import (
     is_small_window,
     is_square,
     leaves_holes_out,
-    slides,
     taps_along_vectors,
     vector_axis,
+    window_weights,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -110,7 +110,8 @@ class RegisterPass(NamedTuple):
     """Multiply-adds that wait for each other."""
     shuffles: float
     kept: float
-    """Vectors that all outputs share: the weights of taps that are innermost."""
+    """Vectors of weights alive at once: those of a small window's taps, of which each output takes
+    one after another."""
 
 
 @remembered
@@ -138,24 +139,9 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
         loads += elements / (lanes if vectors_wide else 1)
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
     shuffles = lanes * log2(lanes) if square else 0.0
-    return RegisterPass(points, loads, vectors, alone, shuffles, _kept(graph, node, tile, lanes))
-
-
-def _kept(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> float:
-    """Vectors of weights that are alive at once in a small window over vectors: those of all the
-    taps it takes at a time, of which each output takes one after another."""
-    vector = vector_axis(node)
-    taps = prod(tile.extents[axis] for axis in node.reduce if slides(node, axis))
-    if vector is None or taps == 1 or not is_small_window(node):
-        return 0.0
-    rows = [axis for axis in node.space if axis != vector and tile.extents[axis] > 1]
-    shared = [
-        read
-        for read in node.reads
-        if read.stride(vector, graph.tensors[read.tensor].shape) == 1
-        and not any(read.uses(axis) for axis in rows)
-    ]
-    return taps * tile.extents[vector] / lanes * len(shared)
+    width = prod(tile.extents[axis] for axis in own)
+    kept = steps * width / lanes if steps > 1 and window_weights(node) else 0.0
+    return RegisterPass(points, loads, vectors, alone, shuffles, kept)
 
 
 def register_cycles(
@@ -169,9 +155,10 @@ def register_cycles(
     if node.kind != "reduce":
         return max(issue, fetch)
     spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain
-    if one.kept:  # loaded anew for each output
+    if one.kept:
+        outputs = one.points / one.kept
         missing = max(0.0, one.vectors + one.kept + 1 - hw.vector_registers)
-        spill += min(missing, one.kept) * one.points / one.kept / LOADS_PER_CYCLE
+        spill += min(missing, one.kept) * outputs / LOADS_PER_CYCLE  # loaded anew for each
     chain = one.chain * (hw.fma_latency_cycles + LATENCY_SLACK)
     return max(overlapped_us(issue, fetch), chain) + spill
 

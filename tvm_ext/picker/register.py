@@ -16,7 +16,13 @@ from tvm_ext.picker.align import (
     vector_extents,
 )
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_small_window, is_square, shares_index, transposed_axis
+from tvm_ext.tile.classify import (
+    is_small_window,
+    is_square,
+    shares_index,
+    transposed_axis,
+    window_weights,
+)
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import MAX_UNROLLED
 from tvm_ext.tile.shift import shiftable
@@ -32,7 +38,9 @@ PRODUCT_REGISTERS = 2
 """Where products are no part of the addition, what holds one, and the copy it destroys; on Arm,
 which multiplies by a lane of a register, the registers that rows are loaded into."""
 WINDOW_ROWS = 2
-"""Rows of outputs that share the taps of a small window."""
+"""Rows of outputs that share the taps of a small window. LLVM unrolls a window that is taken row by
+row too, and keeps the weights of all of it: without registers for them it spills (3 x 3 over
+56 x 56 x 144 with 16 registers: 105 us, one row of outputs 75)."""
 WINDOW_EDGE = 2
 """Inputs of a row that a small window reads beyond its outputs."""
 TAIL_STATEMENTS = 64
@@ -118,14 +126,6 @@ def holds_window(node: TileNode, step: dict[int, int]) -> bool:
     return is_small_window(node) and all(
         step.get(axis, 1) == node.axes[axis].extent for axis in node.reduce
     )
-
-
-def window_weights(node: TileNode) -> int:
-    """Vectors of weights of a small window. LLVM unrolls a window that is taken row by row too, and
-    two rows of outputs have them in common: without registers for all it spills (3 x 3 over
-    56 x 56 x 144 with 16 registers: 105 us, one row of outputs 75)."""
-    weighted = is_small_window(node) and len(node.reads) > 1
-    return prod(node.axes[axis].extent for axis in node.reduce) if weighted else 0
 
 
 def hollow_tiles(

@@ -54,13 +54,19 @@ def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
     `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
     together).
     """
-    source = holding(hw, size_bytes, cores, sharing)
-    rate = source.gbps * cores
-    return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
+    return _gbps(_holding(hw, size_bytes, cores, sharing), cores, sharing)
 
 
-def holding(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> MemoryLevel:
-    """The first level that holds so many bytes; arguments as in `holding_gbps`."""
+def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
+    """Bandwidth at which so many bytes are written line by line in many places: a line beyond a
+    core's own caches is fetched first, one that leaves the last cache is put back as well (36
+    planes in turn: 42 GB/s where 67 are read, 6.8 of memory's 18)."""
+    source = _holding(hw, size_bytes, cores, sharing)
+    transfers = 3 if source is hw.levels[-1] else 2 if source.shared else 1
+    return _gbps(source, cores, sharing) / transfers
+
+
+def _holding(hw: HardwareModel, size_bytes: float, cores: int, sharing: int) -> MemoryLevel:
     for level in hw.levels[1:-1]:
         held = size_bytes * (sharing or 1) if level.shared else size_bytes
         if held <= level.size_bytes * (SHARE if level.shared else cores):
@@ -68,13 +74,9 @@ def holding(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) 
     return hw.levels[-1]
 
 
-def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
-    """Bandwidth at which so many bytes are written line by line in many places: a line beyond a
-    core's own caches is fetched first, one that leaves the last cache is put back as well (36
-    planes in turn: 42 GB/s where 67 are read, 6.8 of memory's 18)."""
-    source = holding(hw, size_bytes, cores, sharing)
-    transfers = 3 if source is hw.levels[-1] else 2 if source.shared else 1
-    return holding_gbps(hw, size_bytes, cores, sharing) / transfers
+def _gbps(source: MemoryLevel, cores: int, sharing: int) -> float:
+    rate = source.gbps * cores
+    return min(rate, source.total_gbps * cores / (sharing or cores)) if source.total_gbps else rate
 
 
 def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
@@ -152,7 +154,8 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
 def masks_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """Time of masks for vectors that are read in place, padding among them: nothing beside the work
     of the taps of a row or window that the register tile takes whole, for they share what they
-    read; else one for every tap of every output (31 x 31 taps: 5.2 ms, in rows 1.2)."""
+    read, nor in a small window, where they are part of every pass (`perf.PASS_CYCLES`); else one
+    for every tap of every output (31 x 31 taps: 5.2 ms, in rows 1.2)."""
     node, register = graph.nodes[plan.anchor], plan.at("register")
     whole = [axis for axis in node.reduce if register.extents[axis] == node.axes[axis].extent]
     if is_small_window(node) or any(

@@ -158,6 +158,18 @@ def is_small_window(node: TileNode) -> bool:
 
 
 @remembered
+def window_weights(node: TileNode) -> int:
+    """Taps of a small window over vectors that have a weight, which all rows of outputs share; none
+    of pooling."""
+    vector = vector_axis(node)
+    rows = [axis for axis in node.space if axis != vector]
+    weighted = any(not any(read.uses(axis) for axis in rows) for read in node.reads)
+    if vector is None or not weighted or not is_small_window(node):
+        return 0
+    return prod(node.axes[axis].extent for axis in node.reduce)
+
+
+@remembered
 def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
     """The map stages whose results the anchor reads: padding, packing."""
     found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}

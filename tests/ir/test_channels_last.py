@@ -4,60 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from channels_last_modules import (
+    BORDERS,
+    FIRST,
+    LAST,
+    SHAPE,
+    calls,
+    const,
+    conv,
+    converted,
+    module,
+)
 
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
-from tvm_ext.tvm_api import Call, GenericConst, ir, relax, tirx, topi, tvm
+from tvm_ext.tvm_api import relax, tirx, topi, tvm
 
 op, nn = relax.op, relax.op.nn
-LAST = [0, 2, 3, 1]
-FIRST = [0, 3, 1, 2]
-SHAPE = (2, 6, 9, 7)
-
-
-def const(*shape):
-    return relax.const(np.arange(np.prod(shape), dtype="float32").reshape(shape), "float32")
-
-
-def conv(x, out=8, cin=6, kernel=1, **attrs):
-    return nn.conv2d(x, const(out, cin, kernel, kernel), **attrs)
-
-
-def module(build, *shapes, dataflow=True, **attrs):
-    """main(x0, x1, ...) = build(builder, x0, x1, ...)."""
-    builder = relax.BlockBuilder()
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)
-    ]
-    with builder.function("main", params, attrs=attrs):
-        if dataflow:
-            with builder.dataflow():
-                result = builder.emit_output(build(builder, *params))
-        else:
-            result = builder.emit(build(builder, *params))
-        builder.emit_func_output(result)
-    return builder.finalize()
-
-
-def bindings(mod):
-    return [binding for block in mod["main"].body.blocks for binding in block.bindings]
-
-
-def calls(mod, name):
-    values = [binding.value for binding in bindings(mod)]
-    return [v for v in values if isinstance(v, Call) and v.op == ir.Op.get(f"relax.{name}")]
-
-
-def converted(mod):
-    """The converted module, once checked for what must hold of every one."""
-    result = ChannelsLast()(mod)
-    relax.analysis.well_formed(result)
-    tvm.ir.assert_structural_equal(result["main"].ty, mod["main"].ty)
-    permuted = {b.var for b in bindings(result) if b.value in calls(result, "permute_dims")}
-    for call in calls(result, "permute_dims"):
-        assert not isinstance(call.args[0], GenericConst)
-        assert call.args[0] not in permuted
-    tvm.ir.assert_structural_equal(ChannelsLast()(result), result)
-    return result
 
 
 def test_convolution_bias_and_relu():
@@ -106,7 +68,6 @@ def test_int64_constants_keep_their_type():
     assert [int(extent) for extent in add.args[1].ty.shape] == [1, 1, 1, 8]
 
 
-BORDERS = 2
 CASES = {
     "max_pool": (lambda b, x: nn.max_pool2d(x, 2), BORDERS),
     "adaptive_avg_pool": (lambda b, x: nn.adaptive_avg_pool2d(x, 3), BORDERS),
@@ -301,67 +262,6 @@ def test_symbolic_batch():
         return op.mean(op.reshape(y, (batch, 8, 9, 7)), [2, 3])
 
     assert len(calls(converted(module(build, (batch, 6, 9, 7))), "permute_dims")) == 2
-
-
-def test_plain_binding_blocks():
-    def build(b, x):
-        parts = b.emit(op.split(b.emit(conv(x)), 2, 1))
-        return nn.relu(b.emit(op.add(parts[0], parts[1])))
-
-    result = converted(module(build, SHAPE, dataflow=False))
-    assert len(calls(result, "permute_dims")) == BORDERS
-
-
-@pytest.mark.parametrize(("returned", "expected"), [(False, 2), (True, 3)])
-def test_values_cross_dataflow_blocks_as_they_lie(returned, expected):
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(conv(x))
-        between = builder.emit(nn.relu(y))
-        with builder.dataflow():
-            z = builder.emit_output(conv(between, 4, 8))
-        builder.emit_func_output(relax.Tuple([y, z]) if returned else z)
-    result = converted(builder.finalize())
-    assert len(calls(result, "permute_dims")) == expected
-    assert len(result["main"].body.blocks) == 3
-
-
-def test_if_is_left_as_it_is():
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
-
-    def branch(value):
-        inner = relax.Var("r", relax.TensorType((2, 8, 9, 7), "float32"))
-        return relax.SeqExpr([relax.BindingBlock([relax.VarBinding(inner, value)])], inner)
-
-    with builder.function("main", [x]):
-        y = builder.emit(conv(x))
-        condition = builder.emit(op.greater(op.sum(y), const()))
-        chosen = builder.emit(relax.If(condition, branch(nn.relu(y)), branch(conv(y, cin=8))))
-        builder.emit_func_output(chosen)
-    result = converted(builder.finalize())
-    assert len(calls(result, "permute_dims")) == BORDERS
-    (node,) = [b.value for b in bindings(result) if isinstance(b.value, relax.If)]
-    layouts = [
-        binding.value.attrs.data_layout
-        for block in node.false_branch.blocks
-        for binding in block.bindings
-        if isinstance(binding.value, Call)
-    ]
-    assert layouts == ["NCHW"]
-
-
-def test_tuples_outlive_a_dataflow_block_that_reads_them():
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
-    with builder.function("main", [x]):
-        parts = builder.emit(op.split(builder.emit(conv(x)), 2, 1))
-        with builder.dataflow():
-            y = builder.emit_output(nn.relu(builder.emit(parts[0])))
-        builder.emit_func_output(builder.emit(op.add(y, builder.emit(parts[0]))))
-    converted(builder.finalize())
 
 
 @pytest.mark.parametrize("groups", [1, 2])

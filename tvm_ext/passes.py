@@ -26,6 +26,7 @@ from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
+from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick
@@ -51,6 +52,7 @@ __all__ = [
     "PlanMemory",
     "ReadPlanes",
     "Share",
+    "Stitch",
     "graph_passes",
     "lowering_passes",
     "pipeline",
@@ -74,17 +76,20 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         Share(),
         FoldIndices(),
         Fuse(),
+        Stitch(partial(predicted_us, hardware=hardware)),
         MemoryOrder(),
         ConcatInPlace(hardware.lanes(4)),
     ]
 
 
-def predicted_us(func: PrimFunc, hardware: HardwareModel) -> float:
-    """Predicted time of a PrimFunc by its best plan, infinite where there is none: compares
-    algorithms for one operator."""
+def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:
+    """Predicted time of a PrimFunc by its best plan, infinite where there is none, or none of the
+    `rule` asked for: compares algorithms for one operator, and a kernel with those it replaces."""
     prepared = prepare(func)
     found = pick(prepared.graph, hardware) if prepared else []
-    return found[0].estimate.latency_us if found else inf
+    if not found or (rule and found[0].plan.rule != rule):
+        return inf
+    return found[0].estimate.latency_us
 
 
 def lowering_passes() -> list[Any]:

@@ -161,7 +161,9 @@ def test_whole_power_keeps_the_sign(exponent: float) -> None:
     assert_power(x, np.full_like(x, exponent), got)
 
 
-@pytest.mark.parametrize("exponent", [0.75, 1.5, 2.2, -0.3, -1.5, 0.5, -0.5])
+@pytest.mark.parametrize(
+    "exponent", [0.75, 1.5, 2.2, -0.3, -1.5, 0.5, -0.5, 0.25, -0.75, 1.75, 2.25]
+)
 def test_fractional_power(exponent: float) -> None:
     x = np.abs(sweep())
     x = np.where(x < TINY, np.float32(0), x)

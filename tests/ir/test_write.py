@@ -20,6 +20,7 @@ from tvm_ext.planner import loose_plan
 from tvm_ext.search import neighbours
 from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
 from tvm_ext.tir import prepare, write
+from tvm_ext.tir.write_tile import INTERLEAVED
 from tvm_ext.tvm_api import PrimFunc, is_scheduled, te
 
 
@@ -173,6 +174,13 @@ def test_the_flat_rule() -> None:
     assert caught.value.reason == "flat", "parts of several rows are not contiguous"
 
 
+def test_maps_go_by_several_vectors() -> None:
+    """As many as leave no tail: four, two or one."""
+    for width, lanes in ((192, 64), (96, 32), (48, 16)):
+        func = write(map_func(12, width), one_tile("flat", (4, width), 1, 16))
+        assert extents(func, "vectorized") == [lanes]
+
+
 def test_the_loose_rule() -> None:
     func = write(softmax_func(12, 48), loose_plan(get("cpu/x86-avx512")))
     assert len(extents(func, "parallel")) == 4, "every stage by itself"
@@ -195,7 +203,7 @@ def test_every_picked_plan_can_be_written(
         assert is_scheduled(written)
         assert [param.name for param in written.params] == [param.name for param in func.params]
         vectors = extents(written, "vectorized")
-        assert max(vectors, default=1) <= hardware.lanes(4)
+        assert max(vectors, default=1) <= hardware.lanes(4) * INTERLEAVED[0]
         axes = prepared.graph.nodes[candidate.plan.anchor].axes
         tasks = prod(candidate.plan.at("core").counts(axes))
         if not candidate.plan.parallel:

@@ -17,7 +17,6 @@ import msgspec
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
     handed_on_us,
-    holding_gbps,
     overlapped_us,
     packed_bytes,
     prologue_us,
@@ -327,15 +326,3 @@ def _task(
         if level is not hw.levels[1]:  # the second level answers soon enough
             stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3))
     return _Task(cycles / hw.clock_ghz / 1e3, memory_us, bound, stall_us)
-
-
-def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Estimate:
-    """Time of a group that touches each byte once: arithmetic against the level that holds it."""
-    total = graph.io_bytes
-    source = next((x for x in hw.levels[1:] if total <= x.size_bytes * cores), hw.levels[-1])
-    memory_us = total / (holding_gbps(hw, total, cores) * 1e3)
-    per_core = hw.peak_gflops.get("float32", 1.0) * lanes / max(1, hw.lanes(4)) / 2
-    compute_us = graph.flops / (per_core * cores * 1e3)
-    launch = hw.launch_us if cores > 1 else 0.0
-    bound = "compute" if compute_us > memory_us else source.name
-    return Estimate(max(compute_us, memory_us) + launch, compute_us, memory_us, bound)

@@ -32,11 +32,11 @@ from tvm_ext.picker.perf import (
     compute_cycles,
     estimate,
     in_company,
-    streaming,
     together,
 )
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
+from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
@@ -259,7 +259,7 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
         lanes=lanes,
         attach=tuple(Attach(i, "core") for i in range(anchor)),
     )
-    return Candidate(plan, streaming(graph, hw, lanes, hw.cores if parallel else 1))
+    return Candidate(plan, row_by_row(graph, hw, plan))
 
 
 def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:

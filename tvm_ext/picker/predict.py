@@ -6,7 +6,8 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.attention import attention_estimate
 from tvm_ext.picker.chain import chain_estimate
 from tvm_ext.picker.gpu import predict_blocks
-from tvm_ext.picker.perf import Estimate, estimate, streaming, together
+from tvm_ext.picker.perf import Estimate, estimate, together
+from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tile.cut import cut, parted
@@ -28,4 +29,6 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         return chain_estimate(graph, chain, plan, hw)
     if plan.rule == "attention" and (found := attention_stages(graph)):
         return attention_estimate(graph, found, plan, hw)
+    if plan.rule == "rows":
+        return row_by_row(graph, hw, plan)
     return streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)

@@ -7,7 +7,8 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import lanes_for
 from tvm_ext.picker.anchor import widest_bytes
-from tvm_ext.picker.perf import Candidate, streaming
+from tvm_ext.picker.perf import Candidate
+from tvm_ext.picker.stream import streaming
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import split_axis
 from tvm_ext.tile.graph import TileGraph

@@ -26,6 +26,16 @@ def epilogue_of(graph: TileGraph, anchor: int) -> int | None:
     return consumers[0] if aligned else None
 
 
+def along_rows(graph: TileGraph) -> bool:
+    """Whether every reduction goes along contiguous memory, so that a row of it is in vectors."""
+    return all(
+        access.stride(node.reduce[-1], graph.tensors[access.tensor].shape) in (0, 1)
+        for node in graph.nodes
+        if node.kind == "reduce"
+        for access in node.reads
+    )
+
+
 def row_tile(graph: TileGraph) -> tuple[Tile, int, dict[int, Tile]] | None:
     """One row of the last stage, the number of axes that count rows, and what every stage computes
     for it; None if no choice of rows shares the work of all stages out without repeating any."""

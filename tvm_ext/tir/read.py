@@ -17,9 +17,12 @@ from tvm_ext.tvm_api import (
     Schedule,
     TensorLoad,
     WalkResult,
+    s_tir,
     schedule_of,
     structural_walk,
+    sums_up,
     tirx,
+    variables,
 )
 
 _SPECIAL_FLOPS = 10.0
@@ -294,3 +297,29 @@ def read_schedule(schedule: Schedule, func: PrimFunc, signature: str = "") -> Ti
 def read(func: PrimFunc, signature: str = "") -> TileGraph | None:
     """The TileGraph of an unscheduled PrimFunc; None if it has no such form."""
     return read_schedule(schedule_of(func), func, signature)
+
+
+def uses_again(func: PrimFunc) -> bool:
+    """Whether a reduction of the function reads elements for several results: some read ignores an
+    axis of what is written, or steps through a window (`tile.classify.has_reuse` and `overlaps`,
+    told without a TileGraph; of channels of a group perhaps wrongly)."""
+    found = []
+
+    def look(block: Any) -> None:
+        if not sums_up(block) or not isinstance(block.body, tirx.BufferStore):
+            return
+        axes = [iv for iv in block.iter_vars if not _is_one(iv.dom)]
+        space = {iv.var for iv in axes if iv.iter_type == 0}
+        reduced = {iv.var for iv in axes} - space
+        for load in loads(block.body.value):
+            if not load.source.same_as(block.body.buffer):
+                used = [set(variables(index)) for index in load.indices]
+                windows = any(own & space and own & reduced for own in used)
+                found.append(windows or not space <= set[Any]().union(*used))
+
+    structural_walk(func.body, (s_tir.SBlock, look))
+    return any(found)
+
+
+def _is_one(domain: Any) -> bool:
+    return isinstance(domain.extent, tirx.IntImm) and int(domain.extent) == 1

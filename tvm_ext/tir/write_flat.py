@@ -7,7 +7,7 @@ from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.shift import PARTITION
-from tvm_ext.tir.write_tile import vectorise_last
+from tvm_ext.tir.write_tile import interleaved, vectorise_last
 from tvm_ext.tvm_api import ScheduleError
 
 
@@ -36,7 +36,8 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
     body = schedule.fuse(*row) if len(row) > 1 else inner
     last = next((a.extent for a in reversed(node.axes) if a.extent > 1), 1)
     if last % plan.lanes == 0 or last == node.axes[cut].extent:
-        vectorise_last(schedule, body, plan.lanes, hint=is_affine(node))
+        lanes = interleaved(last, plan.lanes)
+        vectorise_last(schedule, body, lanes, hint=is_affine(node))
     if plan.parallel:
         schedule.parallel(task)
 

@@ -20,7 +20,7 @@ from tvm_ext.tile.classify import is_affine
 from tvm_ext.tile.legal import row_count
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_tile import vectorise_last
+from tvm_ext.tir.write_tile import interleaved, vectorise_last
 from tvm_ext.tvm_api import SBlockRV
 
 PARTIAL_VECTORS = (4, 3, 5, 7, 2, 1)
@@ -45,7 +45,8 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     if rows and loops:
         row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
     if node.kind == "map" and len(loops) > rows:
-        vectorise_last(schedule, loops[-1], plan.lanes, hint=is_affine(node))
+        lanes = interleaved(node.extents[-1], plan.lanes)
+        vectorise_last(schedule, loops[-1], lanes, hint=is_affine(node))
     zeroed = []
     for stage in (plan.anchor, *reversed(attached)):
         own = prepared.graph.nodes[stage]
@@ -54,7 +55,8 @@ def write_rows(prepared: Prepared, plan: TilePlan) -> None:
                 schedule.compute_at(prepared.blocks[stage], row, preserve_unit_loops=True)
             inner = schedule.get_loops(prepared.blocks[stage])
             if own.kind == "map" and inner:
-                vectorise_last(schedule, inner[-1], plan.lanes, hint=is_affine(own))
+                lanes = interleaved(own.extents[-1], plan.lanes)
+                vectorise_last(schedule, inner[-1], lanes, hint=is_affine(own))
         for part in reversed(partial[stage]):
             if row is not None:
                 schedule.compute_at(part, row, preserve_unit_loops=True)

@@ -1,0 +1,157 @@
+"""`Stitch`: which kernels become one, and which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext import passes
+from tvm_ext.graph.stitch import Stitch
+from tvm_ext.hardware import get
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, constant, op_name, relax, structural_walk
+
+HARDWARE = get("cpu/x86-avx2")
+op = relax.op
+Emit = Callable[[Any], Any]
+Build = Callable[[Emit, Any], Any]
+ROWS = (48, 96)
+
+
+def fused(build: Build, shape: tuple[int, ...] = ROWS) -> IRModule:
+    """A function of one tensor as far as `Fuse` takes it; `build` may return several results."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            found = build(builder.emit, x)
+            made = relax.Tuple(found) if isinstance(found, list) else found
+            result = builder.emit_output(made)
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    with Target(HARDWARE.target):
+        for step in passes.graph_passes(HARDWARE):
+            if step.info.name == "Stitch":
+                return mod
+            mod = step(mod)
+    raise AssertionError("no pass is called Stitch")
+
+
+def stitched(mod: IRModule, **options: Any) -> IRModule:
+    with Target(HARDWARE.target):
+        return Stitch(**options)(mod)
+
+
+def kernels(mod: IRModule) -> list[str]:
+    """The kernels that `main` calls, in order."""
+    found: list[Any] = []
+    structural_walk(mod["main"].body, (relax.Call, found.append))
+    calls = [call for call in found if op_name(call) == "relax.call_tir"]
+    return [str(call.args[0].name_hint) for call in calls]
+
+
+def weight(shape: tuple[int, ...]) -> Any:
+    return constant(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+
+
+def scalar(value: float) -> Any:
+    return relax.const(value, "float32")
+
+
+def layer_norm(emit: Emit, x: Any) -> Any:
+    apart = emit(op.subtract(x, emit(op.mean(x, -1, True))))
+    spread = emit(op.mean(emit(op.multiply(apart, apart)), -1, True))
+    scale = emit(op.sqrt(emit(op.add(spread, scalar(1e-5)))))
+    return emit(op.multiply(emit(op.divide(apart, scale)), weight((96,))))
+
+
+def softmax(emit: Emit, x: Any) -> Any:
+    power = emit(op.exp(emit(op.subtract(x, emit(op.max(x, -1, True))))))
+    return emit(op.divide(power, emit(op.sum(power, -1, True))))
+
+
+def rms_norm(emit: Emit, x: Any) -> Any:
+    square = emit(op.mean(emit(op.multiply(x, x)), -1, True))
+    return emit(op.divide(x, emit(op.sqrt(emit(op.add(square, scalar(1e-6)))))))
+
+
+def chain(emit: Emit, x: Any) -> Any:
+    """Add, layer norm, GELU by its primitives, softmax."""
+    y = layer_norm(emit, emit(op.add(x, weight((96,)))))
+    half = emit(op.multiply(y, scalar(0.5)))
+    bell = emit(op.add(emit(op.erf(emit(op.multiply(y, scalar(0.5**0.5))))), scalar(1.0)))
+    return softmax(emit, emit(op.multiply(half, bell)))
+
+
+@pytest.mark.parametrize("build", [layer_norm, softmax, rms_norm, chain])
+def test_rows_become_one_kernel(build: Build) -> None:
+    before = fused(build)
+    assert len(kernels(before)) > 1
+    after = stitched(before)
+    assert len(kernels(after)) == 1
+    functions = [func for func in after.functions.values() if isinstance(func, PrimFunc)]
+    assert len(functions) == 1, "kernels that nobody calls are gone"
+
+
+def test_the_model_decides() -> None:
+    mod = fused(layer_norm)
+    asked = []
+
+    def dear(func: PrimFunc, rule: str = "") -> float:
+        asked.append(rule)
+        return 10.0 if rule else 3.0
+
+    assert kernels(stitched(mod, predict_us=dear)) == kernels(mod)
+    assert "rows" in asked
+    assert len(kernels(stitched(mod, predict_us=lambda func, rule="": 1.0))) == 1
+    never = stitched(mod, predict_us=lambda func, rule="": inf if rule else 1.0)
+    assert kernels(never) == kernels(mod)
+
+
+def test_what_others_read_stays() -> None:
+    """The middle of a softmax is a result as well: its kernel stays, what follows does too."""
+
+    def build(emit: Emit, x: Any) -> Any:
+        power = emit(op.exp(emit(op.subtract(x, emit(op.max(x, -1, True))))))
+        return [power, emit(op.divide(power, emit(op.sum(power, -1, True))))]
+
+    mod = fused(build)
+    assert kernels(stitched(mod)) == kernels(mod)
+
+
+def test_products_are_no_part_of_it() -> None:
+    def build(emit: Emit, x: Any) -> Any:
+        return softmax(emit, emit(op.matmul(layer_norm(emit, x), weight((96, 96)))))
+
+    names = kernels(stitched(fused(build)))
+    assert len(names) == 3
+    assert "dense" in names[1]
+
+
+def test_other_rows_are_no_part_of_it() -> None:
+    """Sums down the columns, then along rows: no row of the second needs one row of the first."""
+
+    def build(emit: Emit, x: Any) -> Any:
+        down = emit(op.divide(x, emit(op.sum(x, 0, True))))
+        return emit(op.divide(down, emit(op.sum(down, 1, True))))
+
+    names = kernels(stitched(fused(build)))
+    assert len(names) > 1
+
+
+def test_equal_regions_are_one_function() -> None:
+    def build(emit: Emit, x: Any) -> Any:
+        return softmax(emit, softmax(emit, emit(op.matmul(softmax(emit, x), weight((96, 96))))))
+
+    after = stitched(fused(build), most=2)
+    names = kernels(after)
+    assert len(names) == 4
+    assert len(set(names)) == 2, "three times the same softmax, and the product"
+
+
+def test_most_limits_a_region() -> None:
+    mod = fused(chain)
+    assert len(kernels(stitched(mod, most=2))) > len(kernels(stitched(mod)))

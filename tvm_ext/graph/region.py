@@ -1,0 +1,153 @@
+"""Several calls of a dataflow block as one function: what passes that merge kernels build on.
+
+b = call_tir(f, x); c = call_tir(g, b, W)   →   c = call_tir(f_g, x, W)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext.tvm_api import IRModule, PrimFunc, ir, op_name, relax, structural_walk
+
+_MERGED = "merged"
+_NAMES = 6
+"""Kernels that a region's name tells of."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A binding to the call of a kernel with one result."""
+
+    number: int
+    """Its place in the block."""
+    var: Any
+    value: Any
+
+    @property
+    def kernel(self) -> Any:
+        """The GlobalVar of its PrimFunc."""
+        return self.value.args[0]
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Variables and constants, in the order of the kernel's parameters."""
+        return tuple(self.value.args[1].fields)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The kernels that a dataflow block calls, and who reads what."""
+
+    kernels: dict[int, KernelCall]
+    """By their places in the block."""
+    _places: dict[Any, int]
+    """Of variables."""
+    _readers: dict[int, set[int]]
+
+    @staticmethod
+    def of(block: Any) -> Calls:
+        """Reads a block."""
+        kernels: dict[int, KernelCall] = {}
+        places: dict[Any, int] = {}
+        readers: dict[int, set[int]] = {}
+        for number, binding in enumerate(block.bindings):
+            used: list[Any] = []
+            structural_walk(getattr(binding, "value", None), (relax.Var, used.append))
+            for var in used:
+                if var in places:
+                    readers[places[var]].add(number)
+            places[binding.var] = number
+            readers[number] = set() if isinstance(binding.var, relax.DataflowVar) else {-1}
+            if _is_kernel(binding):
+                kernels[number] = KernelCall(number, binding.var, binding.value)
+        return Calls(kernels, places, readers)
+
+    def producers(self, number: int) -> set[int]:
+        """The calls whose results a call takes."""
+        found = {self._places.get(operand, -1) for operand in self.kernels[number].operands}
+        return found & self.kernels.keys()
+
+    def readers(self, number: int) -> set[int]:
+        """The places of bindings that take what one makes; -1 for what lies outside the block."""
+        return self._readers[number]
+
+
+def _is_kernel(binding: Any) -> bool:
+    value: Any = getattr(binding, "value", None)
+    return (
+        op_name(value) == "relax.call_tir"
+        and len(value.args) == 2
+        and isinstance(value.args[0], ir.GlobalVar)
+        and isinstance(value.args[1], relax.Tuple)
+        and isinstance(binding.var.ty, relax.TensorType)
+    )
+
+
+@dataclass(frozen=True)
+class Region:
+    """Calls that become one, in the order of the block; the last one makes the only result."""
+
+    calls: tuple[KernelCall, ...]
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What comes from outside, each once, in the order in which it is first taken."""
+        own = {call.var for call in self.calls}
+        operands = (operand for call in self.calls for operand in call.operands)
+        return tuple(dict.fromkeys(operand for operand in operands if operand not in own))
+
+    @property
+    def name(self) -> str:
+        """The names of its first kernels, one after another."""
+        names = [str(call.kernel.name_hint).removeprefix("fused_") for call in self.calls]
+        return "_".join(("fused", *names[:_NAMES]))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Which kernels, and what each takes of whom: equal regions compute the same function."""
+        numbers = {operand: place for place, operand in enumerate(self.inputs)}
+        numbers |= {call.var: -1 - place for place, call in enumerate(self.calls)}
+        return tuple(
+            (str(call.kernel.name_hint), *(numbers[operand] for operand in call.operands))
+            for call in self.calls
+        )
+
+    def call(self, variable: Any) -> Any:
+        """The call of the function that takes the region's place."""
+        last = self.calls[-1].value
+        return relax.Call(last.op, [variable, relax.Tuple(self.inputs)], last.attrs, last.ty_args)
+
+    def merged(self, mod: IRModule) -> PrimFunc:
+        """One function of `inputs` that does what all do."""
+        builder = relax.BlockBuilder()
+        own = {
+            variable: builder.add_func(mod[variable], str(variable.name_hint))
+            for variable in dict.fromkeys(call.kernel for call in self.calls)
+        }
+        known = {
+            operand: relax.Var(f"p{place}", operand.ty) for place, operand in enumerate(self.inputs)
+        }
+        with builder.function(_MERGED, list(known.values()), attrs={"Primitive": 1}):
+            with builder.dataflow():
+                for call in self.calls:
+                    operands = relax.Tuple([known[operand] for operand in call.operands])
+                    arguments = [own[call.kernel], operands]
+                    value = call.value
+                    emit = builder.emit_output if call is self.calls[-1] else builder.emit
+                    known[call.var] = emit(
+                        relax.Call(value.op, arguments, value.attrs, value.ty_args)
+                    )
+            builder.emit_func_output(known[self.calls[-1].var])
+        return relax.transform.FuseTIR()(_called(builder))[_MERGED]
+
+
+def _called(builder: Any) -> IRModule:
+    """The module with a `main` that calls the merged function: FuseTIR sees no others."""
+    function = builder.get().get_global_var(_MERGED)
+    params = [relax.Var(str(one.name), one.ty) for one in builder.get()[_MERGED].params]
+    with builder.function("main", params):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Call(function, params))
+        builder.emit_func_output(result)
+    return builder.get()

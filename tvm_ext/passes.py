@@ -26,6 +26,7 @@ from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
+from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -52,6 +53,7 @@ __all__ = [
     "PlanMemory",
     "ReadPlanes",
     "Share",
+    "SinkReshapes",
     "Stitch",
     "graph_passes",
     "lowering_passes",
@@ -67,6 +69,8 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         FoldLayout(),
         FuseAttention(hardware),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
+        FoldLayout(),
+        SinkReshapes(),
         FoldLayout(),
         ReadPlanes(),
         Normalise(),

@@ -346,3 +346,25 @@ def test_inputs_of_the_wrong_shape_are_refused():
     reference = Reference.of(lower(CASES["gelu"][0], *CASES["gelu"][1:]))
     with pytest.raises(ValueError, match="shapes"):
         reference.points([np.zeros((50, 6), np.float32)], 0, np.arange(3))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["of_two", "of_a_row"])
+def test_of_a_number_and_a_nan_a_kernel_may_take_either(whole):
+    """Roots of random data: the larger of one and a number, and what is made of it, is not bound;
+    where no NaN took part it is."""
+
+    x = te.placeholder((2, 3), F32, name="x")
+    if whole:
+        k = te.reduce_axis((0, 3))
+        top = te.compute((2,), lambda i: te.max(tirx.sqrt(x[i, k]), k))
+    else:
+        top = te.compute((2, 3), lambda i, j: tirx.max(tirx.sqrt(x[i, j]), tirx.const(1e-3, F32)))
+    reference = Reference.of(from_te(x, te.compute(top.shape, lambda *at: 1.0 / top[at])))
+    x = np.array([[4.0, -1.0, 9.0], [1.0, 16.0, 4.0]], np.float32)
+    points = reference.points([x], 0, np.arange(np.prod(reference.outputs[0][0])))
+    bound = np.isfinite(points.bounds)
+    assert bound.tolist() == ([False, True] if whole else [True, False, *[True] * 4])
+    for other in (np.nan, 1e3):
+        got = np.where(bound, points.values, other)
+        assert compare(got.astype(np.float32), points).ok
+    assert not compare(np.full_like(points.values, 7.0), points).ok

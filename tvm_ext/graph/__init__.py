@@ -5,6 +5,7 @@ In the order the pipeline runs them:
   common_subexpr  equal expressions once, weights not looked at; of normalise and share
   fuse_attention  a softmax between two products as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
+  sink_reshapes  reshapes behind what works element by element
   read_planes    convolutions of few channels take planes as they are
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic

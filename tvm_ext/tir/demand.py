@@ -168,6 +168,9 @@ class Run:
         if stage.rule == "add" and unit:
             own = (rel + 2.0 * unit * np.sqrt(stage.steps)) * magnitude
             error = own if error is None else error + own
+        elif unit and np.any(nothing := np.isnan(total)):  # as of two in `evaluate`
+            error = np.where(nothing, np.inf, 0.0 if error is None else error)
+            total = np.where(nothing, 0.0, total)
         return Value(total, 0.0, error)
 
     def _fold(

@@ -226,6 +226,8 @@ def _bounded(
         return Value(function(args[0].x, args[1].x), unit, sum(spreads) if spreads else None)
     if op in _CHOICE:
         return _choose(*args)
+    if op in ("Min", "Max"):
+        return _extreme(function, args)
     if op in _LOGIC:
         doubts = [arg.err for arg in args if arg.err is not None]
         x = function(*(arg.x for arg in args))
@@ -268,6 +270,18 @@ def _choose(condition: Value, then: Value, other: Value) -> Value:
     return Value(x, max(then.rel, other.rel), err)
 
 
+def _extreme(function: Callable[..., Array], args: Sequence[Value]) -> Value:
+    """The larger or smaller of two. Of a number and a NaN (a root of random data) a kernel takes
+    either, as the compiler has ordered the comparison: nothing bounds it."""
+    value = _through(function, args, 0.0)
+    a, b = (arg.x for arg in args)
+    unsure = np.isnan(a) != np.isnan(b)
+    if not np.any(unsure):
+        return value
+    err = np.where(unsure, np.inf, 0.0 if value.err is None else value.err)
+    return Value(np.where(unsure, np.fmax(a, b), value.x), value.rel, err)
+
+
 def _convert(node: Node, function: Callable[..., Array], arg: Value, unit: float) -> Value:
     source = node.args[0].dtype
     if is_float(source) and not is_float(node.dtype):
@@ -291,8 +305,8 @@ def _through(function: Callable[..., Array], args: Sequence[Value], rel: float) 
             step = np.abs(np.subtract(at_end, x, dtype=np.float64))
             # fmax: an end outside the function's domain says nothing; equal: two infinities are
             moved = np.fmax(moved, np.where(np.equal(at_end, x), 0.0, step))
-        if np.asarray(arg.x).dtype.kind != "f":
-            moved = np.where(np.isinf(spread), np.inf, moved)
+        # an infinity that is exact has an infinite spread as well, and means something
+        moved = np.where(np.isinf(spread) & np.isfinite(arg.x), np.inf, moved)
         err = moved if err is None else err + moved
     return Value(x, rel, err)
 

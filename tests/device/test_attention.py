@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -90,6 +91,11 @@ def by_keys(bias: np.ndarray, lanes: int) -> np.ndarray:
     return np.pad(bias.swapaxes(2, 3), [(0, 0)] * 3 + [(0, after)], mode="edge")
 
 
+def placeholders(given: Sequence[np.ndarray]) -> list[Any]:
+    names = ("q", "k", "v", "m")
+    return [te.placeholder(x.shape, "float32", n) for x, n in zip(given, names, strict=False)]
+
+
 def some_plans(func: PrimFunc, hw: HardwareModel) -> list[TilePlan]:
     """The picker's first choice with and without copies, and the best of each number of queries in
     tasks, blocks and register tiles."""
@@ -155,6 +161,50 @@ def test_masked_keys_have_no_part_in_the_result() -> None:
     spoiled[:, ::3] *= 1e6
     given = (q, k, spoiled, by_keys(masked, hw.lanes(4)))
     assert error_of(func, plan, hw.target, given, wanted) < BOUND
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_heads_that_share_keys(groups: int) -> None:
+    """Of four heads as many have keys of their own; the others read theirs."""
+    hw = resolve("cpu/host")
+    batch, queries, keys, heads, depth = 2, 37, 41, 4, 20
+    rng = np.random.default_rng(0)
+    shapes = ((queries, heads), (keys, groups), (keys, groups))
+    given = [rng.standard_normal((batch, *shape, depth)).astype("float32") for shape in shapes]
+    operands = [
+        te.placeholder(one.shape, "float32", n) for one, n in zip(given, "qkv", strict=True)
+    ]
+    made = attention(*operands, None, depth**-0.5, hw.lanes(4))
+    func = te.create_prim_func([*operands, made])
+    q, k, v = given
+    wanted = expected(q, *(one.repeat(heads // groups, axis=2) for one in (k, v)))
+    for plan in some_plans(func, hw):
+        assert plan.rule == "attention"
+        assert error_of(func, plan, hw.target, given, wanted) < BOUND, plan
+
+
+def test_a_query_without_keys_gives_zeros_if_guarded() -> None:
+    """PyTorch's `where(isnan(p), 0, p)`: of a row whose keys are all masked, of one with NaN."""
+    hw = resolve("cpu/host")
+    q, k, v, m, _ = arrays("prime", "full")
+    m = m.copy()
+    m[0, :, 3] = -np.inf
+    m[0, 1, 5, 7] = np.nan
+    m[0, 1, 6, :9] = -np.inf
+    q_, k_, v_ = (
+        te.placeholder(one.shape, "float32", n) for one, n in zip((q, k, v), "qkv", strict=True)
+    )
+    added = by_keys(m, hw.lanes(4))
+    m_ = te.placeholder(added.shape, "float32", "m")
+    made = attention(q_, k_, v_, m_, q.shape[-1] ** -0.5, hw.lanes(4), guarded=True)
+    func = te.create_prim_func([q_, k_, v_, m_, made])
+    with np.errstate(invalid="ignore"):
+        wanted = np.nan_to_num(expected(q, k, v, m))
+    assert not wanted[0, 3].any()
+    assert not wanted[0, 5, 1].any()
+    assert wanted[0, 6, 1].all()
+    for plan in some_plans(func, hw):
+        assert error_of(func, plan, hw.target, given, wanted) < BOUND, plan
 
 
 @pytest.mark.parametrize("queries", [1, 16, 37])

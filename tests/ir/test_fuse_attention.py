@@ -116,6 +116,47 @@ def test_two_masks_are_added_up_and_one_of_zeros_is_dropped() -> None:
     assert str(attention(fused(heads(masked(0.0)))).op.name) == "relax.nn.attention"
 
 
+def test_heads_that_share_keys_are_not_repeated() -> None:
+    """Llama's and others': expanded along a new axis, merged with the heads."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    q = relax.Var("q", relax.TensorType((1, 8, 32, 16), "float32"))
+    k, v = (relax.Var(n, relax.TensorType((1, 2, 40, 16), "float32")) for n in "kv")
+
+    def repeated(x: Any) -> Any:
+        wide = emit(op.broadcast_to(emit(op.expand_dims(x, [2])), (1, 2, 4, 40, 16)))
+        return emit(op.reshape(wide, (1, 8, 40, 16)))
+
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            scores = emit(op.matmul(q, emit(op.permute_dims(repeated(k), (0, 1, 3, 2)))))
+            y = builder.emit_output(op.matmul(emit(op.nn.softmax(scores, -1)), repeated(v)))
+        builder.emit_func_output(y)
+    mod = fused(builder.finalize())
+    assert "broadcast_to" not in names(mod)
+    shapes = [tuple(map(int, one.ty.shape)) for one in attention(mod).args]
+    assert shapes == [(1, 32, 8, 16), (1, 40, 2, 16), (1, 40, 2, 16)]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_guard_against_nan_is_part_of_it(value: float) -> None:
+    """PyTorch's around a softmax that may be masked as a whole; with another value it is none."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    q, k, v = (relax.Var(n, relax.TensorType((1, 2, 32, 16), "float32")) for n in "qkv")
+    mask = relax.Var("mask", relax.TensorType((1, 1, 32, 32), "float32"))
+    with builder.function("main", [q, k, v, mask]):
+        with builder.dataflow():
+            product = emit(op.matmul(q, emit(op.permute_dims(k, (0, 1, 3, 2)))))
+            power = emit(op.nn.softmax(emit(op.add(product, mask)), -1))
+            kept = emit(op.where(emit(op.isnan(power)), relax.const(value, "float32"), power))
+            y = builder.emit_output(op.matmul(kept, v))
+        builder.emit_func_output(y)
+    mod = fused(builder.finalize())
+    assert ("call_tir" in names(mod)) == (value == 0.0)
+    assert ("nn.softmax" in names(mod)) == (value != 0.0)
+
+
 def test_heads_may_be_the_batch() -> None:
     builder = relax.BlockBuilder()
     q, k, v = (relax.Var(n, relax.TensorType((6, 32, 16), "float32")) for n in "qkv")
@@ -205,7 +246,7 @@ def test_a_bias_shared_by_layers_is_turned_once() -> None:
 
 @pytest.mark.parametrize(
     ("heads_of_keys", "causal", "lowered"),
-    [(4, None, True), (2, None, False), (4, "TopLeft", False)],
+    [(4, None, True), (2, None, True), (3, None, False), (4, "TopLeft", False)],
 )
 def test_operators_of_a_flow_are_lowered_where_the_kernel_covers_them(
     heads_of_keys: int, causal: str | None, lowered: bool

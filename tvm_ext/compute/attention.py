@@ -32,14 +32,28 @@ def padded_queries(queries: int, lanes: int) -> int:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lanes: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    lanes: int,
+    guarded: bool = False,
 ) -> Tensor:
-    """q [B, I, H, D], k [B, J, H, D], v [B, J, H, E] → [B, I, H, E].
+    """q [B, I, H, D], k [B, J, G, D], v [B, J, G, E] → [B, I, H, E]; H / G heads share keys.
 
-    bias  added to the scores, [B or 1, H or 1, J or 1, `padded_queries` or 1]: keys before queries
+    bias     added to the scores, [B or 1, H or 1, J or 1, `padded_queries` or 1]: keys before
+             queries
+    guarded  whether a query whose keys are all masked (or whose scores are NaN) gives zeros in
+             place of NaN
     """
     batch, queries, heads, depth = (int(extent) for extent in q.shape)
     keys, width = int(k.shape[1]), int(v.shape[3])
+    shared = heads // int(k.shape[2])
+
+    def own(h: Any) -> Any:
+        return h // shared if shared > 1 else h
+
     columns = padded_queries(queries, lanes)
 
     def turn(b: Any, h: Any, d: Any, i: Any) -> Any:
@@ -49,7 +63,7 @@ def attention(
     c = te.reduce_axis((0, depth), name="c")
     scores = te.compute(
         (batch, heads, keys, columns),
-        lambda b, h, j, i: te.sum(k[b, j, h, c] * turned[b, h, c, i], axis=c),
+        lambda b, h, j, i: te.sum(k[b, j, own(h), c] * turned[b, h, c, i], axis=c),
         name="scores",
     )
     biased = scores if bias is None else _added(scores, bias)
@@ -71,14 +85,16 @@ def attention(
     r = te.reduce_axis((0, keys), name="r")
     mixed = te.compute(
         (batch, heads, width, columns),
-        lambda b, h, e, i: te.sum(v[b, r, h, e] * power[b, h, r, i], axis=r),
+        lambda b, h, e, i: te.sum(v[b, r, own(h), e] * power[b, h, r, i], axis=r),
         name="mixed",
     )
-    return te.compute(
-        (batch, queries, heads, width),
-        lambda b, i, h, e: mixed[b, h, e, i] / total[b, h, i],
-        name="attention",
-    )
+
+    def last(b: Any, i: Any, h: Any, e: Any) -> Any:
+        mean = mixed[b, h, e, i] / total[b, h, i]
+        zero = tirx.const(0.0, "float32")
+        return tirx.Select(total[b, h, i] > zero, mean, zero) if guarded else mean
+
+    return te.compute((batch, queries, heads, width), last, name="attention")
 
 
 def _or_last(i: Any, queries: int, columns: int) -> Any:

@@ -1,6 +1,7 @@
 """Constants worked out at compile time, in numpy.
 
     FoldLayout       permute_dims(const), reshape(const), expand_dims(const), …   →   const
+                     reshape(x) to the shape of x                                 →   x
     FoldIndices      call_tir(f, const, const), small                             →   const
 
 TVM's FoldConstant compiles and runs one kernel for each folded call, 28 ms each.
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.tir import Reference
-from tvm_ext.tvm_api import IRModule, constant, constant_array, relax, tvm
+from tvm_ext.tvm_api import IRModule, constant, constant_array, op_name, relax, tvm
 
 LARGEST_INDEX_TENSOR = 4096
 """Elements up to which a lowered call of constants is evaluated: shape arithmetic, index tables."""
@@ -24,7 +25,7 @@ LARGEST_GROWTH = 4
 
 
 def _shape_of(call: Any) -> tuple[int, ...] | None:
-    extents = getattr(call.ty.shape, "values", None)
+    extents = getattr(getattr(call.ty, "shape", None), "values", None)
     try:
         return tuple(int(extent) for extent in extents) if extents is not None else None
     except TypeError:
@@ -63,6 +64,9 @@ FOLDS: dict[str, Callable[[np.ndarray, Any], np.ndarray | None]] = {
     "relax.astype": _cast,
 }
 
+RESHAPES = frozenset(name for name, fold in FOLDS.items() if fold in (_reshaped, _broadcast))
+"""Operators that do nothing where they keep the shape."""
+
 
 def _array(mutator: relax.PyExprMutator, expr: Any) -> np.ndarray | None:
     """The constant an expression is, or is bound to; None if it is neither."""
@@ -86,17 +90,29 @@ class _Folder(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         fold = FOLDS.get(str(getattr(call.op, "name", "")))
+        if op_name(call) in RESHAPES and self._is_computed(call.args[0]) and _is_same(call):
+            return call.args[0]
         array = _array(self, call.args[0]) if len(call.args) else None
         if fold is None or array is None:
             return call
         folded = fold(array, call)
         return call if folded is None else constant(folded)
 
+    def _is_computed(self, expr: Any) -> bool:
+        return isinstance(expr, relax.Var) and self.lookup_binding(expr) is not None
+
+
+def _is_same(call: Any) -> bool:
+    """Whether the result has the shape of what is given."""
+    shape = _shape_of(call)
+    return shape is not None and shape == _shape_of(call.args[0])
+
 
 @tvm.transform.module_pass(opt_level=0, name="FoldLayout")
 @dataclass(frozen=True)
 class FoldLayout:
-    """Folds layout operators of constants in every Relax function."""
+    """Folds layout operators of constants in every Relax function, and takes reshapes of computed
+    tensors away that change no shape."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with constants in their final layout."""

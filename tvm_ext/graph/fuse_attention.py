@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_ext.graph.legalise_attention import attention_call
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import Call, IRModule, constant_array, op_name, relax, rewritten, tirx, tvm
@@ -84,22 +85,24 @@ class _Fuser(relax.PyExprMutator):
         return call if fused is None else fused
 
     def _bound(self, expr: Any) -> Any:
-        """What an expression is bound to."""
-        found = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return expr if found is None else found
+        """What an expression is bound to, if need be by way of other variables."""
+        while isinstance(expr, relax.Var) and (found := self.lookup_binding(expr)) is not None:
+            expr = found
+        return expr
 
     def _attention(self, call: Any) -> Any:
         """The product with the values, with all before it, as one operator; None for another."""
-        softmax = self._bound(call.args[0])
+        softmax, guarded = self._probabilities(call.args[0])
         scores = self._scores(softmax) if op_name(softmax) == "relax.nn.softmax" else None
         if scores is None or not self._is_worth(scores.q, scores.kt, call.args[1]):
             return None
         rows = tuple(range(len(call.ty.shape)))
         columns = (*rows[:-2], rows[-1], rows[-2])
         q, k = self._scaled(scores.q, rows), self._scaled(scores.kt, columns)
+        keys, values = self._unrepeated(k.source, call.args[1])
         operands = [
-            self._by_positions(one.source, one.axes)
-            for one in (q, k, _Scaled(call.args[1], rows, 1.0))
+            self._by_positions(source, axes)
+            for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
         bias = None
         for term in scores.biases:
@@ -108,11 +111,60 @@ class _Fuser(relax.PyExprMutator):
                 continue  # a mask that masks nothing
             one = self._with_heads(term, static_shape(softmax) or ())
             bias = one if bias is None else self.builder_.emit(relax.op.add(bias, one))
-        scale = tirx.FloatImm("float32", scores.scale * q.scale * k.scale)
-        fused = self.builder_.emit(relax.op.nn.attention(*operands, bias, scale))
+        scale = scores.scale * q.scale * k.scale
+        if guarded:  # of which Relax's operator knows nothing
+            lanes = self._hardware.lanes(4)
+            made = attention_call(self.builder_, operands, bias, scale, lanes, guarded=True)
+        else:
+            made = relax.op.nn.attention(*operands, bias, tirx.FloatImm("float32", scale))
+        fused = self.builder_.emit(made)
         if len(rows) == 3:
             return relax.op.squeeze(fused, [2])
         return relax.op.permute_dims(fused, POSITIONS_FIRST)
+
+    def _probabilities(self, expr: Any) -> tuple[Any, bool]:
+        """What an expression is bound to, without the guard that PyTorch puts around a softmax that
+        may be masked as a whole: `where(isnan(p), 0, p)`; and whether there was one."""
+        bound = self._bound(expr)
+        if op_name(bound) != "relax.where":
+            return bound, False
+        asked, zero, given = bound.args
+        asked, known = self._bound(asked), constant_array(self._bound(zero))
+        guards = op_name(asked) == "relax.isnan" and asked.args[0].same_as(given)
+        if not guards or known is None or known.any():
+            return bound, False
+        return self._bound(given), True
+
+    def _unrepeated(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Keys and values before each head of theirs was repeated for several heads of queries."""
+        found = [self._repeats(one) for one in (keys, values)]
+        if any(one is None for one in found):
+            return keys, values
+        heads = [static_shape(one) for one in found]
+        same = heads[0] and heads[1] and heads[0][1] == heads[1][1]
+        return (found[0], found[1]) if same else (keys, values)
+
+    def _repeats(self, expr: Any) -> Any:
+        """x of `reshape(broadcast_to(expand_dims(x, 2)))`, [b, g, n, d] → [b, g, times, n, d] → [b,
+        g * times, n, d]; None for anything else."""
+        merged = self._bound(expr)
+        if op_name(merged) != "relax.reshape":
+            return None
+        repeated = self._bound(merged.args[0])
+        if op_name(repeated) != "relax.broadcast_to":
+            return None
+        grown = self._bound(repeated.args[0])
+        if op_name(grown) not in ("relax.expand_dims", "relax.reshape"):
+            return None
+        shapes = [static_shape(one) for one in (merged, repeated, grown, grown.args[0])]
+        if any(shape is None for shape in shapes):
+            return None
+        after, wide, narrow, before = ([int(e) for e in shape or ()] for shape in shapes)
+        if len(before) != 4 or len(wide) != 5:
+            return None
+        b, g, n, d = before
+        fits = narrow == [b, g, 1, n, d] and after == [b, g * wide[2], n, d]
+        return grown.args[0] if fits and wide == [b, g, wide[2], n, d] else None
 
     def _is_worth(self, q: Any, kt: Any, v: Any) -> bool:
         """Whether it is attention without broadcasting that one kernel can compute well."""

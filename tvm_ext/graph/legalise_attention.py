@@ -5,6 +5,7 @@ attention(q, k, v, bias)  →  call_tir(attention, q, k, v, bias with keys befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,39 @@ from tvm_ext.tvm_api import constant, constant_array
 
 
 def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
-    """Attention of static shapes, whose mask, if it has one, is a bias, and whose heads all have
-    keys of their own."""
+    """Attention of static shapes, whose mask, if it has one, is a bias."""
     q, k, v, *bias = call.args
     shapes = [static_shape(operand) for operand in call.args]
     masked = call.attrs.causal_mask is not None or call.attrs.window_size is not None
     if masked or any(shape is None or len(shape) != 4 for shape in shapes):
         return None
-    if int(q.ty.shape[2]) != int(k.ty.shape[2]):
+    heads, *others = (int(operand.ty.shape[2]) for operand in (q, k, v))
+    if others[0] != others[1] or heads % others[0]:
         return None
-    lanes = options.lanes
     scale = call.attrs.scale
     factor = float(scale.value) if scale is not None else int(q.ty.shape[3]) ** -0.5
-    columns = padded_queries(int(q.ty.shape[1]), lanes)
-    turned = [_by_keys(builder, one, columns) for one in bias]
+    return attention_call(builder, (q, k, v), bias[0] if bias else None, factor, options.lanes)
+
+
+def attention_call(
+    builder: Any,
+    operands: Sequence[Any],
+    bias: Any,
+    scale: float,
+    lanes: int,
+    *,
+    guarded: bool = False,
+) -> Any:
+    """The call of `compute.attention`: queries, keys and values with positions before heads, and a
+    bias of four axes, queries before keys, or None."""
+    columns = padded_queries(int(operands[0].ty.shape[1]), lanes)
+    turned = [] if bias is None else [_by_keys(builder, bias, columns)]
 
     def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        return attention(q, k, v, bias[0] if bias else None, factor, lanes)
+        return attention(q, k, v, bias[0] if bias else None, scale, lanes, guarded)
 
     return builder.call_te(
-        body, q, k, v, *turned, primfunc_name_hint="attention", primfunc_attrs=STANDS_ALONE
+        body, *operands, *turned, primfunc_name_hint="attention", primfunc_attrs=STANDS_ALONE
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, ir, op_name, relax, structural_walk
+from tvm_ext.tvm_api import InternalError, IRModule, PrimFunc, ir, op_name, relax, structural_walk
 
 _MERGED = "merged"
 _NAMES = 6
@@ -118,8 +118,9 @@ class Region:
         last = self.calls[-1].value
         return relax.Call(last.op, [variable, relax.Tuple(self.inputs)], last.attrs, last.ty_args)
 
-    def merged(self, mod: IRModule) -> PrimFunc:
-        """One function of `inputs` that does what all do."""
+    def merged(self, mod: IRModule) -> PrimFunc | None:
+        """One function of `inputs` that does what all do; None if TVM does not make it: the buffers
+        of some kernels, of cumulative sums for one, have strides."""
         builder = relax.BlockBuilder()
         own = {
             variable: builder.add_func(mod[variable], str(variable.name_hint))
@@ -139,7 +140,10 @@ class Region:
                         relax.Call(value.op, arguments, value.attrs, value.ty_args)
                     )
             builder.emit_func_output(known[self.calls[-1].var])
-        return relax.transform.FuseTIR()(_called(builder))[_MERGED]
+        try:
+            return relax.transform.FuseTIR()(_called(builder))[_MERGED]
+        except InternalError:
+            return None
 
 
 def _called(builder: Any) -> IRModule:

@@ -5,8 +5,8 @@
     parallel rows: m, d, v, y of one row                                    one
 
 TVM fuses by the kinds of operators: never a reduction with what reads its result beside its
-input. Here a region grows from its last kernel back over all that nobody else reads (AStitch's
-whole region first, then without the earliest kernel, and so on), and stands if every stage can be
+input. Here a region grows from its last kernel back over what nobody else reads (AStitch's whole
+region first; where that is refused, one kernel after another), and stands if every stage can be
 computed row by row without repeating work (`tile.fuse.row_tile`) and the model says that it takes
 less time. What lies between the stages is then a row long and stays in a core's caches.
 """
@@ -38,12 +38,12 @@ class Stitch:
     predict_us  predicted time of a PrimFunc by its best plan, infinite if that is not of the rule
                 asked for; without it every region that can be one kernel becomes one
     most        kernels of a region
-    attempts    regions that are tried for one last kernel, each shorter than the one before
+    attempts    regions that are tried for one last kernel where the largest is refused
     """
 
     predict_us: Predict | None = None
     most: int = 32
-    attempts: int = 4
+    attempts: int = 8
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
@@ -94,26 +94,34 @@ class _Stitcher:
         return relax.DataflowBlock(bindings)
 
     def _region(self, calls: Calls, sink: int, taken: set[int]) -> tuple[Region, Any]:
-        """The largest region that ends with a call, and the function that takes its place; None for
-        the call alone."""
-        closed = set(taken)
+        """A region that ends with a call, and the function that takes its place; None for the call
+        alone. All that can be part of it is tried first, then one call after another."""
+        whole = self._grown(calls, {sink}, taken, self.options.most)
+        found = self._try(calls, whole)
+        if found[1] is not None:
+            return found
+        numbers, closed = {sink}, set(taken)
         for _ in range(self.options.attempts):
-            numbers = sorted(self._grown(calls, sink, closed))
-            if len(numbers) == 1:
+            more = self._grown(calls, numbers, closed, len(numbers) + 1)
+            if more == numbers:
                 break
-            region = Region(tuple(calls.kernels[number] for number in numbers))
-            variable = self._variable(region)
-            if variable is not None:
-                return region, variable
-            closed.add(numbers[0])
-        return Region((calls.kernels[sink],)), None
+            tried = self._try(calls, more)
+            if tried[1] is None:
+                closed |= more - numbers
+            else:
+                numbers, found = more, tried
+        return found
 
-    def _grown(self, calls: Calls, sink: int, closed: set[int]) -> set[int]:
-        """A call with those before it that only the region reads, the latest first: when the turn
-        of one comes, all that read it have had theirs."""
-        numbers, waiting = {sink}, [-number for number in calls.producers(sink)]
-        waiting.sort()
-        while waiting and len(numbers) < self.options.most:
+    def _try(self, calls: Calls, numbers: set[int]) -> tuple[Region, Any]:
+        region = Region(tuple(calls.kernels[number] for number in sorted(numbers)))
+        return region, self._variable(region) if len(numbers) > 1 else None
+
+    def _grown(self, calls: Calls, known: set[int], closed: set[int], most: int) -> set[int]:
+        """Calls with those before them that only they read, the latest first: when the turn of one
+        comes, all that read it have had theirs."""
+        numbers = set(known)
+        waiting = sorted(-producer for number in known for producer in calls.producers(number))
+        while waiting and len(numbers) < most:
             number = -heappop(waiting)
             if number in numbers or number in closed or not calls.readers(number) <= numbers:
                 continue
@@ -138,7 +146,7 @@ class _Stitcher:
         key = region.key
         if key not in self._merged:
             func = region.merged(self.mod)
-            pays = _fits(func) and self._pays(region, func)
+            pays = func is not None and _fits(func) and self._pays(region, func)
             self._merged[key] = self.builder.add_func(func, region.name) if pays else None
         return self._merged[key]
 

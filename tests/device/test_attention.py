@@ -191,13 +191,10 @@ def test_a_query_without_keys_gives_zeros_if_guarded() -> None:
     m[0, :, 3] = -np.inf
     m[0, 1, 5, 7] = np.nan
     m[0, 1, 6, :9] = -np.inf
-    q_, k_, v_ = (
-        te.placeholder(one.shape, "float32", n) for one, n in zip((q, k, v), "qkv", strict=True)
-    )
-    added = by_keys(m, hw.lanes(4))
-    m_ = te.placeholder(added.shape, "float32", "m")
-    made = attention(q_, k_, v_, m_, q.shape[-1] ** -0.5, hw.lanes(4), guarded=True)
-    func = te.create_prim_func([q_, k_, v_, m_, made])
+    given = (q, k, v, by_keys(m, hw.lanes(4)))
+    operands = placeholders(given)
+    made = attention(*operands, q.shape[-1] ** -0.5, hw.lanes(4), guarded=True)
+    func = te.create_prim_func([*operands, made])
     with np.errstate(invalid="ignore"):
         wanted = np.nan_to_num(expected(q, k, v, m))
     assert not wanted[0, 3].any()

@@ -22,9 +22,6 @@ def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
     masked = call.attrs.causal_mask is not None or call.attrs.window_size is not None
     if masked or any(shape is None or len(shape) != 4 for shape in shapes):
         return None
-    heads, *others = (int(operand.ty.shape[2]) for operand in (q, k, v))
-    if others[0] != others[1] or heads % others[0]:
-        return None
     scale = call.attrs.scale
     factor = float(scale.value) if scale is not None else int(q.ty.shape[3]) ** -0.5
     return attention_call(builder, (q, k, v), bias[0] if bias else None, factor, options.lanes)

@@ -356,6 +356,39 @@ def test_shape_arithmetic_is_folded() -> None:
     check(model, {"Reshape": 1})
 
 
+def test_shapes_that_are_known_only_when_others_are() -> None:
+    """A class token repeated for a batch whose size is that of a reshape by -1: the sizes left to
+    the data are known once the reshape's own are constants (PVT, Swin)."""
+    numbers = {"zero": [0], "minus": [-1], "three": [3]}
+    model = make_model(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "zero"], ["first"], axis=0),
+            node("Concat", ["first", "three", "minus"], ["to"], axis=0),
+            node("Reshape", ["x", "to"], ["rows"]),
+            node("Transpose", ["rows"], ["a"], perm=[0, 2, 1]),
+            node("Shape", ["a"], ["t"]),
+            node("Gather", ["t", "zero"], ["batch"], axis=0),
+            node("Concat", ["batch", "minus", "minus"], ["asked"], axis=0),
+            node("Reshape", ["asked", "minus"], ["flat"]),
+            node("Shape", ["flat"], ["u"]),
+            node("ConstantOfShape", ["u"], ["ones"], value=helper.make_tensor("v", 7, [1], [1])),
+            node("Mul", ["ones", "minus"], ["unasked"]),
+            node("Equal", ["flat", "unasked"], ["kept"]),
+            node("Where", ["kept", "ones", "flat"], ["wide"]),
+            node("Expand", ["token", "wide"], ["e"]),
+            node("Add", ["a", "e"], ["y"]),
+        ],
+        [value("x", 2, 4, 6)],
+        ["y"],
+        {"token": normal(1, 1, 3)} | {name: np.array(n) for name, n in numbers.items()},
+    )
+    result = simplified(model)
+    assert not {"Shape", "Where", "Equal"} & set(operators(result))
+    inputs = random_inputs(model)
+    assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
+
+
 @pytest.mark.parametrize("name", ["inception_v2", "shufflenet"])
 def test_light_models(name: str) -> None:
     model = without_softmax(randomise(light(name)))

@@ -21,6 +21,10 @@ from tvm_ext.frontend.load import one_line
 LARGEST_CONSTANT = 1 << 28
 """Elements of the largest constant that is folded; a bigger one is computed at run time."""
 
+ROUNDS = 4
+"""Times that a model is folded at most; more than once only if shapes are left to be known."""
+TAKES_SHAPE = frozenset({"Expand", "Reshape", "Slice", "Tile"})
+
 
 def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     """An equivalent model (up to floating-point rounding) with fewer nodes, and notes.
@@ -34,18 +38,31 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     notes: list[str] = []
     _materialise_constants(model.graph)
     _drop_dropout(model.graph)
-    model = _attempt(
-        "constant folding",
-        lambda copy: fold_constants(copy, onnx_shape_inference=True, **limits),
-        model,
-        notes,
-    )
-    fold_affine(model.graph)
-    model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
-    _materialise_constants(model.graph)
+    for _ in range(ROUNDS):
+        before = len(model.graph)
+        model = _attempt(
+            "constant folding",
+            lambda copy: fold_constants(copy, onnx_shape_inference=True, **limits),
+            model,
+            notes,
+        )
+        fold_affine(model.graph)
+        model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
+        _materialise_constants(model.graph)
+        if len(model.graph) == before or not any(map(_computes_shape, model.graph)):
+            break
     _widen_expand(model.graph)
     _cast_exponents(model.graph)
-    return model, tuple(notes)
+    return model, tuple(dict.fromkeys(notes))
+
+
+def _computes_shape(node: ir.Node) -> bool:
+    """Whether a node works with a shape that is not known yet. Folding may know it the next time:
+    what was folded tells of the shapes of what follows (a reshape to the size of a window)."""
+    shape = node.inputs[1] if node.op_type in TAKES_SHAPE and len(node.inputs) > 1 else None
+    if shape is not None:
+        return ir.convenience.get_const_tensor(shape) is None
+    return node.op_type == "Shape"
 
 
 def _attempt(

@@ -13,7 +13,7 @@ import tvm_ext
 from tvm_ext.tvm_api import IRModule, constant, relax
 
 op = relax.op
-GRAPHS = 40
+GRAPHS = 24
 EXTENTS = (1, 2, 3, 7, 16, 33, 64, 96, 257)
 Array = np.ndarray
 

@@ -356,6 +356,33 @@ def test_shape_arithmetic_is_folded() -> None:
     check(model, {"Reshape": 1})
 
 
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-8, 1e-5])
+def test_an_epsilon_is_not_taken_for_zero(epsilon: float) -> None:
+    """Elements that are all equal have no variance: their norm is zero, not NaN."""
+    model = make_model(
+        [
+            node("ReduceMean", ["x"], ["m"], axes=[-1]),
+            node("Sub", ["x", "m"], ["d"]),
+            node("Mul", ["d", "d"], ["s"]),
+            node("ReduceMean", ["s"], ["v"], axes=[-1]),
+            node("Add", ["v", "e"], ["w"]),
+            node("Sqrt", ["w"], ["r"]),
+            node("Div", ["d", "r"], ["a"]),
+            node("Sub", ["m", "e"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+        ],
+        [value("x", 3, 8)],
+        ["y"],
+        {"e": np.array(epsilon, np.float32)},
+        opset=14,
+    )
+    result = simplified(model)
+    assert operators(result) == operators(model)
+    assert [given.name for given in result.graph.input] == ["x"]
+    inputs = {"x": np.zeros((3, 8), np.float32)}
+    assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
+
+
 def test_shapes_that_are_known_only_when_others_are() -> None:
     """A class token repeated for a batch whose size is that of a reshape by -1: the sizes left to
     the data are known once the reshape's own are constants (PVT, Swin)."""

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, fold_affine
 from tvm_ext.frontend.load import one_line
+from tvm_ext.frontend.tiny_constants import hidden_tiny_constants
 
 LARGEST_CONSTANT = 1 << 28
 """Elements of the largest constant that is folded; a bigger one is computed at run time."""
@@ -36,6 +37,11 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
 
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     notes: list[str] = []
+
+    def clean(copy: ir.Model) -> None:
+        with hidden_tiny_constants(copy.graph):
+            optimize_ir(copy, **limits)
+
     _materialise_constants(model.graph)
     _drop_dropout(model.graph)
     for _ in range(ROUNDS):
@@ -47,7 +53,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
             notes,
         )
         fold_affine(model.graph)
-        model = _attempt("graph clean-up", lambda copy: optimize_ir(copy, **limits), model, notes)
+        model = _attempt("graph clean-up", clean, model, notes)
         _materialise_constants(model.graph)
         if len(model.graph) == before or not any(map(_computes_shape, model.graph)):
             break

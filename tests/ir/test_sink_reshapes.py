@@ -83,11 +83,23 @@ def test_a_product_lets_rows_pass() -> None:
 def test_rows_of_one_axis_only(shape: tuple[int, ...], kept: bool) -> None:
     def build(emit: Emit, x: Any) -> Any:
         flat = emit(op.reshape(emit(op.tanh(x)), FLAT))
-        return emit(op.matmul(flat, weight(32, 16)))
+        return emit(op.reshape(emit(op.matmul(flat, weight(32, 16))), (16, 8)))
 
     after = steps(SinkReshapes()(module(build, shape)))
-    expected = ["matmul", "reshape"] if kept else ["reshape", "matmul"]
-    assert after == ["tanh", *expected, "softmax"]
+    expected = ["matmul"] if kept else ["reshape", "matmul"]
+    assert after == ["tanh", *expected, "reshape", "softmax"]
+
+
+def test_a_product_whose_result_is_not_reshaped_keeps_its_shape() -> None:
+    """A classifier: its bias is an epilogue, not a kernel behind a reshape."""
+
+    def build(emit: Emit, x: Any) -> Any:
+        flat = emit(op.reshape(emit(op.tanh(x)), (1, 32)))
+        return emit(op.add(emit(op.matmul(flat, weight(32, 16))), weight(16)))
+
+    assert steps(SinkReshapes()(module(build, (1, 1, 1, 32)))) == [
+        *("tanh", "reshape", "matmul", "add", "softmax")
+    ]
 
 
 def test_inputs_and_results_keep_theirs() -> None:

@@ -37,10 +37,23 @@ class _Sinker(relax.PyExprMutator):
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self._inside = False
+        self._var: Any = None
         self._depths: dict[Any, int] = {}
+        self._readers: dict[Any, list[Any]] = {}
+        for function in mod.functions.values():
+            for block in getattr(getattr(function, "body", None), "blocks", ()):
+                for binding in block.bindings:
+                    self._read(binding)
+
+    def _read(self, binding: Any) -> None:
+        value = getattr(binding, "value", None)
+        for arg in value.args if isinstance(value, Call) else ():
+            if isinstance(arg, relax.Var):
+                self._readers.setdefault(arg, []).append(binding)
 
     def visit_var_binding_(self, binding: Any) -> None:
         self._inside = isinstance(binding.var, relax.DataflowVar)
+        self._var = binding.var
         super().visit_var_binding_(binding)
 
     def visit_call_(self, call: Any) -> Any:
@@ -52,7 +65,7 @@ class _Sinker(relax.PyExprMutator):
             return call
         if name == "relax.reshape":
             return self._reshaped(call.args[0], shape)
-        if name == "relax.matmul":
+        if name == "relax.matmul" and self._meets_reshape(self._var):
             return self._behind_product(call, shape)
         if RULES.get(name) is elementwise:
             return self._behind_map(call, shape)
@@ -100,6 +113,20 @@ class _Sinker(relax.PyExprMutator):
             parts = made.fields if isinstance(made, relax.Tuple) else made.args
             self._depths[expr] = 1 + max(map(self._depth, parts), default=0)
         return self._depths[expr]
+
+    def _meets_reshape(self, var: Any) -> bool:
+        """Whether a tensor, or what is made of it element by element, is reshaped. By a reshape that
+        meets no other nothing is gained, and a classifier would lose its bias to it."""
+        seen, waiting = {var}, [var]
+        while waiting:
+            for binding in self._readers.get(waiting.pop(), ()):
+                name = op_name(binding.value)
+                if name == "relax.reshape":
+                    return True
+                if RULES.get(name) is elementwise and binding.var not in seen:
+                    seen.add(binding.var)
+                    waiting.append(binding.var)
+        return False
 
     def _source(self, expr: Any) -> Any:
         """What a computed tensor is a reshape of; None if it is none."""

@@ -115,8 +115,8 @@ class _Sinker(relax.PyExprMutator):
         return self._depths[expr]
 
     def _meets_reshape(self, var: Any) -> bool:
-        """Whether a tensor, or what is made of it element by element, is reshaped. Where reshapes do
-        not meet nothing is gained, and a classifier would lose its bias."""
+        """Whether a tensor, or what is made of it element by element, is reshaped. Where two
+        reshapes do not meet nothing is gained, and a classifier would lose its bias."""
         seen, waiting = {var}, [var]
         while waiting:
             for binding in self._readers.get(waiting.pop(), ()):

@@ -204,6 +204,25 @@ def rewritten(mod: IRModule, mutator: Any) -> IRModule:
     return mutator.builder_.get()
 
 
+def with_blocks(mod: IRModule, rewrite: Any) -> IRModule:
+    """The module with each dataflow block of its Relax functions as `rewrite` makes it."""
+    changed = {
+        variable: structural_map(function, [(relax.DataflowBlock, rewrite)], order="post")
+        for variable, function in mod.functions.items()
+        if isinstance(function, relax.Function)
+    }
+    result = IRModule(dict(mod.functions.items()) | changed)
+    return result.with_attrs(mod.attrs) if mod.attrs else result
+
+
+def bound(mutator: Any, expr: Any) -> Any:
+    """What an expression is bound to in a function that a mutator visits, if need be by way of
+    other variables; a parameter is itself."""
+    while isinstance(expr, relax.Var) and (found := mutator.lookup_binding(expr)) is not None:
+        expr = found
+    return expr
+
+
 def default_legalise(name: str) -> Any:
     """TVM's own legalisation of an operator, called with (builder, call)."""
     return ir.Op.get(name).get_attr("FLegalize")
@@ -224,6 +243,7 @@ __all__ = [
     "TensorLoad",
     "WalkResult",
     "array_of",
+    "bound",
     "check_install",
     "constant",
     "constant_array",
@@ -252,5 +272,6 @@ __all__ = [
     "tvm_version",
     "uses",
     "variables",
+    "with_blocks",
     "with_narrow_indices",
 ]

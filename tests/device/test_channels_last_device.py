@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from channels_last_modules import branch, module
 from tvm_ffi import structural_equal
 
 from tvm_ext.graph.channels_last import ChannelsLast
@@ -23,22 +24,6 @@ def conv(x, out, cin=6, kernel=3, **attrs):
     spatial = {3: 1, 4: 2, 5: 3}[x.ty.ndim] if hasattr(x.ty, "ndim") and x.ty.ndim > 0 else 2
     function = {1: nn.conv1d, 2: nn.conv2d, 3: nn.conv3d}[spatial]
     return function(x, const(out, cin // groups, *[kernel] * spatial), **attrs)
-
-
-def module(build, *shapes, dataflow=True):
-    """main(x0, x1, ...) = build(x0, x1, ...); the result may be nested or a tuple."""
-    builder = relax.BlockBuilder()
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)
-    ]
-    with builder.function("main", params):
-        if dataflow:
-            with builder.dataflow():
-                result = builder.emit_output(build(builder, *params))
-        else:
-            result = builder.emit(build(builder, *params))
-        builder.emit_func_output(result)
-    return builder.finalize()
 
 
 def run(mod, inputs):
@@ -221,14 +206,13 @@ def test_if_takes_and_gives_plain_values():
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(X4, "float32"))
 
-    def branch(function):
-        inner = relax.Var("r", relax.TensorType((2, 6, 9, 7), "float32"))
-        return relax.SeqExpr([relax.BindingBlock([relax.VarBinding(inner, function)])], inner)
-
+    shape = (2, 6, 9, 7)
     with builder.function("main", [x]):
         y = builder.emit(conv(x, 6, padding=1))
         condition = builder.emit(op.greater(op.mean(y), const()))
-        chosen = builder.emit(relax.If(condition, branch(nn.relu(y)), branch(op.negative(y))))
+        chosen = builder.emit(
+            relax.If(condition, branch(nn.relu(y), shape), branch(op.negative(y), shape))
+        )
         builder.emit_func_output(builder.emit(conv(chosen, 4, padding=1)))
     assert_same_numbers(builder.finalize())
 

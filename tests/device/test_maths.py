@@ -170,6 +170,13 @@ def test_fractional_power(exponent: float) -> None:
     assert_power(x, np.full_like(x, exponent), call(_constant_power(exponent), "cpu", x))
 
 
+@pytest.mark.parametrize("exponent", [float("nan"), float("inf"), float("-inf")])
+def test_power_by_no_number(exponent: float) -> None:
+    x = np.array([0.0, 0.5, 1.0, 2.0, -2.0, np.inf, np.nan], np.float32)
+    x = np.resize(x, SAMPLES)
+    assert_power(x, np.full_like(x, exponent), call(_constant_power(exponent), "cpu", x))
+
+
 @cache
 def _constant_power(exponent: float) -> Callable[[Any], Any]:
     return lambda x: op.power(x, relax.const(exponent, "float32"))

@@ -39,6 +39,12 @@ def module(build, *shapes, dataflow=True, **attrs):
     return builder.finalize()
 
 
+def branch(value, shape):
+    """One side of an If, of a single value."""
+    inner = relax.Var("r", relax.TensorType(shape, "float32"))
+    return relax.SeqExpr([relax.BindingBlock([relax.VarBinding(inner, value)])], inner)
+
+
 def bindings(mod):
     return [binding for block in mod["main"].body.blocks for binding in block.bindings]
 

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from channels_last_modules import BORDERS, SHAPE, bindings, calls, const, conv, converted, module
+from channels_last_modules import (
+    BORDERS,
+    SHAPE,
+    bindings,
+    branch,
+    calls,
+    const,
+    conv,
+    converted,
+    module,
+)
 
 from tvm_ext.tvm_api import Call, relax
 
@@ -39,14 +49,12 @@ def test_if_is_left_as_it_is():
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
 
-    def branch(value):
-        inner = relax.Var("r", relax.TensorType((2, 8, 9, 7), "float32"))
-        return relax.SeqExpr([relax.BindingBlock([relax.VarBinding(inner, value)])], inner)
-
+    shape = (2, 8, 9, 7)
     with builder.function("main", [x]):
         y = builder.emit(conv(x))
         condition = builder.emit(op.greater(op.sum(y), const()))
-        chosen = builder.emit(relax.If(condition, branch(nn.relu(y)), branch(conv(y, cin=8))))
+        sides = branch(nn.relu(y), shape), branch(conv(y, cin=8), shape)
+        chosen = builder.emit(relax.If(condition, *sides))
         builder.emit_func_output(chosen)
     result = converted(builder.finalize())
     assert len(calls(result, "permute_dims")) == BORDERS

@@ -25,7 +25,7 @@ LARGEST_PRODUCT = 16
 def power(x: Expr, exponent: float) -> Expr:
     """x**exponent for a constant."""
     quarters = abs(exponent) * 4
-    if abs(exponent) > LARGEST_PRODUCT or quarters != int(quarters):
+    if not abs(exponent) <= LARGEST_PRODUCT or quarters != int(quarters):  # nor a NaN
         return pow(x, const(exponent))
     size = bind(x, lambda v: _quarters(v, int(quarters)))
     return const(1.0) / size if exponent < 0 else size

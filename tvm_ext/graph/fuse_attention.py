@@ -19,7 +19,17 @@ import numpy as np
 from tvm_ext.graph.legalise_attention import attention_call
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tvm_api import Call, IRModule, constant_array, op_name, relax, rewritten, tirx, tvm
+from tvm_ext.tvm_api import (
+    Call,
+    IRModule,
+    bound,
+    constant_array,
+    op_name,
+    relax,
+    rewritten,
+    tirx,
+    tvm,
+)
 
 POSITIONS_FIRST = (0, 2, 1, 3)
 """b, h, i, d  →  b, i, h, d, and back."""
@@ -85,10 +95,8 @@ class _Fuser(relax.PyExprMutator):
         return call if fused is None else fused
 
     def _bound(self, expr: Any) -> Any:
-        """What an expression is bound to, if need be by way of other variables."""
-        while isinstance(expr, relax.Var) and (found := self.lookup_binding(expr)) is not None:
-            expr = found
-        return expr
+        """What an expression is bound to."""
+        return bound(self, expr)
 
     def _attention(self, call: Any) -> Any:
         """The product with the values, with all before it, as one operator; None for another."""

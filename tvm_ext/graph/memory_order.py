@@ -19,9 +19,9 @@ from tvm_ext.tvm_api import (
     op_name,
     relax,
     static_extents,
-    structural_map,
     structural_walk,
     tvm,
+    with_blocks,
 )
 
 ALLOC = "relax.builtin.alloc_tensor"
@@ -52,13 +52,7 @@ class MemoryOrder:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with its Relax functions' dataflow blocks reordered."""
-        changed = {
-            variable: structural_map(function, [(relax.DataflowBlock, _reordered)], order="post")
-            for variable, function in mod.functions.items()
-            if isinstance(function, relax.Function)
-        }
-        result = IRModule(dict(mod.functions.items()) | changed)
-        return result.with_attrs(mod.attrs) if mod.attrs else result
+        return with_blocks(mod, _reordered)
 
 
 def peak_bytes(steps: Sequence[Step], order: Iterable[int]) -> int:

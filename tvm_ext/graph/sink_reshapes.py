@@ -17,7 +17,16 @@ from math import prod
 from typing import Any
 
 from tvm_ext.graph.layout_rules import RULES, elementwise, with_attrs
-from tvm_ext.tvm_api import Call, IRModule, op_name, relax, rewritten, static_extents, tvm
+from tvm_ext.tvm_api import (
+    Call,
+    IRModule,
+    bound,
+    op_name,
+    relax,
+    rewritten,
+    static_extents,
+    tvm,
+)
 
 Shape = tuple[int, ...]
 
@@ -104,7 +113,7 @@ class _Sinker(relax.PyExprMutator):
     def _depth(self, expr: Any) -> int:
         """The longest way to a tensor. Of a residual and what is added to it the latter's is
         longer, and the addition should be part of its product's kernel."""
-        made = self._value(expr)
+        made = bound(self, expr)
         if isinstance(made, relax.TupleGetItem):
             return self._depth(made.tuple_value)
         if not isinstance(made, Call | relax.Tuple):
@@ -137,14 +146,8 @@ class _Sinker(relax.PyExprMutator):
 
     def _made(self, expr: Any) -> Any:
         """The call that a variable is bound to."""
-        made = self._value(expr)
+        made = bound(self, expr)
         return made if isinstance(made, Call) else None
-
-    def _value(self, expr: Any) -> Any:
-        """What a variable is bound to, if need be by way of others; None for a parameter."""
-        while isinstance(expr, relax.Var):
-            expr = self.lookup_binding(expr)
-        return expr
 
     def _reshaped(self, expr: Any, shape: Shape) -> Any:
         """The tensor in another shape, by no more than one reshape."""

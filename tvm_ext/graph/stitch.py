@@ -23,7 +23,7 @@ from tvm_ext.graph.region import Calls, KernelCall, Region
 from tvm_ext.tile.fuse import along_rows, row_tile
 from tvm_ext.tir import prepare
 from tvm_ext.tir.read import uses_again
-from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, relax, structural_map, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, relax, tvm, with_blocks
 
 Predict = Callable[..., float]
 """Called with a PrimFunc and perhaps the rule that it is to be planned by."""
@@ -47,18 +47,11 @@ class Stitch:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
-        functions = dict(mod.functions.items())
-        kernels = {v: func for v, func in functions.items() if isinstance(func, PrimFunc)}
+        kernels = {v: func for v, func in mod.functions.items() if isinstance(func, PrimFunc)}
         # a builder compares functions by hash, with weights: it is given those that have none
         stitcher = _Stitcher(mod, self, relax.BlockBuilder(IRModule(kernels)))
-        kinds = [(relax.DataflowBlock, stitcher.block)]
-        changed = {
-            variable: structural_map(func, kinds, order="post")
-            for variable, func in functions.items()
-            if isinstance(func, relax.Function)
-        }
-        result = IRModule(functions | dict(stitcher.builder.get().functions.items()) | changed)
-        result = result.with_attrs(mod.attrs) if mod.attrs else result
+        result = with_blocks(mod, stitcher.block)
+        result.update(stitcher.builder.get())
         return relax.transform.DeadCodeElimination()(result)
 
 

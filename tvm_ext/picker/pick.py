@@ -31,6 +31,7 @@ from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
+    exchange_us,
     in_company,
     together,
 )
@@ -278,7 +279,11 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         register_tiles(graph, node, vector, lanes, hw),
         key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
     )
+    best: list[float] = []
     for register in ranked[: max(REGISTER_TILES, count // 4)]:
+        least_us = _cycles_per_point(graph, node, register, lanes, hw) / hw.clock_ghz / 1e3
+        if len(best) >= count and least_us / hw.cores > best[count - 1]:
+            continue
         for core in core_tiles(graph, node, register, lanes, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
@@ -297,7 +302,10 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
                 prefetch=wants_prefetch(graph, node, core, register),
             )
             if not intertwined or is_legal(graph, plan, lanes):
-                yield Candidate(plan, estimate(graph, plan, hw))
+                found = Candidate(plan, estimate(graph, plan, hw))
+                best.append(_latency(found) + exchange_us(graph, plan, hw))
+                yield found
+        best.sort()
 
 
 def core_tiles(

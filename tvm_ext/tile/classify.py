@@ -104,6 +104,7 @@ def overlaps(node: TileNode) -> bool:
     return any(slides(node, axis) for axis in node.reduce)
 
 
+@remembered
 def slides(node: TileNode, axis: int) -> bool:
     """Whether a reduce axis steps through a window: it moves an index further than a space axis
     does from one of its elements to the next (channels of a group, `x[16 * g + c]`, do not)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 import msgspec
@@ -100,12 +101,7 @@ class Hole(msgspec.Struct, frozen=True, cache_hash=True):
     step: int
 
 
-@remembered
-def _of_kind(node: TileNode, kind: AxisKind) -> tuple[int, ...]:
-    return tuple(place for place, axis in enumerate(node.axes) if axis.kind == kind)
-
-
-class TileNode(msgspec.Struct, frozen=True, cache_hash=True):
+class TileNode(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """One operator (a TIR block): its axes, what it reads and writes, and its arithmetic.
 
     `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
@@ -121,17 +117,17 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True):
     flops_per_point: float
     holes: tuple[Hole, ...] = ()
 
-    @property
+    @cached_property
     def space(self) -> tuple[int, ...]:
         """Indices of the space axes."""
-        return _of_kind(self, "space")
+        return self._of_kind("space")
 
-    @property
+    @cached_property
     def reduce(self) -> tuple[int, ...]:
         """Indices of the reduce axes."""
-        return _of_kind(self, "reduce")
+        return self._of_kind("reduce")
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Extents of all axes, in axis order."""
         return tuple(axis.extent for axis in self.axes)
@@ -140,6 +136,9 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True):
     def flops(self) -> float:
         """Floating-point operations of the whole operator."""
         return prod(self.extents) * self.flops_per_point
+
+    def _of_kind(self, kind: AxisKind) -> tuple[int, ...]:
+        return tuple(place for place, axis in enumerate(self.axes) if axis.kind == kind)
 
 
 class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):

@@ -257,11 +257,13 @@ def _flat_index(indices: Sequence[Array], shape: tuple[int, ...]) -> Array:
         if extent > 1:
             terms.append(np.asarray(index, dtype=np.int64) * stride)
         stride *= extent
-    while len(terms) > 1:
+    while len(terms) > 2:
         pairs = combinations(range(len(terms)), 2)
         i, j = min(pairs, key=lambda ij: prod(_joined(terms[ij[0]].shape, terms[ij[1]].shape)))
         joined = terms[i] + terms[j]
         terms = [term for k, term in enumerate(terms) if k not in (i, j)] + [joined]
+    if len(terms) == 2:
+        return terms[0] + terms[1]
     return terms[0] if terms else np.zeros((), dtype=np.int64)
 
 

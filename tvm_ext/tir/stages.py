@@ -1,7 +1,7 @@
 """An unscheduled PrimFunc as stages: for each block, what one element of its buffers is.
 
-Blocks without a reduction are substituted into their readers, so that what remains is the outputs
-and the reductions, each defined over inputs and other reductions.
+Small blocks without a reduction are substituted into their readers, so that what remains is the
+outputs, the reductions and what combines many elements, each defined over inputs and one another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from tvm_ext.tir.expression import ExpressionReader, Node, NodePool, NotUndersto
 from tvm_ext.tvm_api import PrimFunc, s_tir, tirx
 
 INLINE_NODES = 256
+INLINE_LOADS = 2
+"""Loads of a block that is substituted: what reads more (a transform of Winograd's) is read by
+several, each of which would compute it again."""
 SPACE, REDUCE = 0, 2
 Rule = Literal["map", "add", "max", "min", "fold"]
 _RULES: dict[str, Rule] = {"Add": "add", "Max": "max", "Min": "min"}
@@ -176,7 +179,9 @@ class _Reader:
         self._keep(buffers, Stage(shape, dtypes, coords, reduce, rule, init, update))
 
     def _keep(self, buffers: tuple[Any, ...], stage: Stage) -> None:
-        small = stage.rule == "map" and len(topological(stage.update)) <= INLINE_NODES
+        nodes = topological(stage.update)
+        loads = sum(node.op == "load" for node in nodes)
+        small = stage.rule == "map" and len(nodes) <= INLINE_NODES and loads <= INLINE_LOADS
         for component, buffer in enumerate(buffers):
             source = Source("stage", len(self._stages), component, stage.shape)
             self._sources[buffer] = source

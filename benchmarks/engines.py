@@ -69,6 +69,22 @@ def _load_torch(path: str, inputs: Inputs, threads: int) -> Loaded:
     return Loaded(load(path, inputs, threads))
 
 
+def _load_torch_chain(path: str, inputs: Inputs, threads: int) -> Loaded:
+    from chains_torch import load
+
+    return Loaded(load(path, inputs, threads))
+
+
+def _load_without(*passes: str) -> Load:
+    def load(path: str, inputs: Inputs, threads: int) -> Loaded:
+        import tvm
+
+        with tvm.transform.PassContext(disabled_pass=list(passes)):
+            return _load_tvm_ext(path, inputs, threads)
+
+    return load
+
+
 def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Loaded:
     import tvm_ext
 
@@ -103,15 +119,18 @@ def _kernel_facts(manifest: Any) -> dict[str, Any]:
 
 LOADERS: dict[str, Load] = {
     "tvm_ext": _load_tvm_ext,
+    "tvm_ext-fuseops": _load_without("FuseAttention", "Stitch"),
+    "tvm_ext-unfused": _load_without("FuseAttention", "Stitch", "Fuse"),
     "onnxruntime": _load_onnxruntime(optimise=True),
     "onnxruntime-noopt": _load_onnxruntime(optimise=False),
     "openvino": _load_openvino,
     "torch": _load_torch,
+    "torch-chain": _load_torch_chain,
 }
-_PACKAGES = {"onnxruntime-noopt": ("onnxruntime",), "torch": ("torch", "onnx2torch")}
+_PACKAGES = {"torch": ("torch", "onnx2torch")}
 
 
 def installed(engine: str) -> bool:
     """Whether the engine's packages can be imported here."""
-    packages = _PACKAGES.get(engine, (engine,))
+    packages = _PACKAGES.get(engine, (engine.partition("-")[0],))
     return all(importlib.util.find_spec(package) is not None for package in packages)

@@ -23,7 +23,7 @@ from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
-from tvm_ext.tvm_api import IRModule, Target, relax, static_extents
+from tvm_ext.tvm_api import IRModule, Target, relax, static_extents, tvm
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -59,7 +59,10 @@ def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
 
 
 def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
-    """Imports a model and takes it down to unscheduled groups for a machine."""
+    """Imports a model and takes it down to unscheduled groups for a machine.
+
+    A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows.
+    """
     hardware = hardware_for(target, num_threads)
     if isinstance(model, IRModule):
         mod, name = model, "module"
@@ -74,8 +77,11 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
         outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
     left_out: list[str] = []
+    disabled = set(tvm.transform.PassContext.current().disabled_pass)
     with Target(hardware.target):
         for step in graph_passes(hardware):
+            if step.info.name in disabled:
+                continue
             with shield(f"pass {step.info.name} left out", left_out):
                 mod = step(mod)
         # what a pass that was left out did not lower; a reshape is no kernel by now but a view

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
@@ -39,6 +40,7 @@ from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 __all__ = [
     "TIR_PIPELINE",
+    "AbsorbViews",
     "ChannelsLast",
     "ConcatInPlace",
     "FoldIndices",
@@ -81,6 +83,7 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         FoldIndices(),
         Fuse(),
         Stitch(partial(predicted_us, hardware=hardware)),
+        AbsorbViews(partial(predicted_us, hardware=hardware)),
         MemoryOrder(),
         ConcatInPlace(hardware.lanes(4)),
     ]

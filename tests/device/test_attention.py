@@ -18,7 +18,7 @@ from tvm_ext.picker import pick
 from tvm_ext.tile.attention import COLUMN, COPIED
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import prepare, write
-from tvm_ext.tvm_api import PrimFunc, Target, te, tvm
+from tvm_ext.tvm_api import PrimFunc, Target, te, topi, tvm
 
 BOUND = 5e-6
 """max|error| / max|y| against float64."""
@@ -62,6 +62,19 @@ def program(shape: str, bias: str, lanes: int) -> PrimFunc:
     columns = padded_queries(queries, lanes) if i > 1 else 1
     m = te.placeholder((b, h, j, columns), "float32", "m")
     return te.create_prim_func([q, k, v, m, attention(q, k, v, m, depth**-0.5, lanes)])
+
+
+def heads_first(shape: str, lanes: int) -> PrimFunc:
+    """The same of operands whose heads lie before their positions, as is the result."""
+    batch, queries, keys, heads, depth, width = SHAPES[shape]
+    sizes = ((queries, depth), (keys, depth), (keys, width))
+    given = [
+        te.placeholder((batch, heads, *size), "float32", name)
+        for name, size in zip("qkv", sizes, strict=True)
+    ]
+    turned = [topi.transpose(operand, (0, 2, 1, 3)) for operand in given]
+    y = attention(*turned, None, depth**-0.5, lanes)
+    return te.create_prim_func([*given, topi.transpose(y, (0, 2, 1, 3))])
 
 
 @cache
@@ -115,6 +128,16 @@ def error_of(func: PrimFunc, plan: TilePlan, target: Any, given: Any, wanted: np
     out = tvm.runtime.tensor(np.full(wanted.shape, np.nan, np.float32))
     built.main(*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in given), out)
     return float(np.abs(out.numpy() - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_before_positions(shape: str) -> None:
+    hw = resolve("cpu")
+    func = heads_first(shape, hw.lanes(4))
+    *given, wanted = (array.transpose(0, 2, 1, 3) for array in arrays(shape, "none"))
+    for plan in some_plans(func, hw):
+        assert plan.rule == "attention"
+        assert error_of(func, plan, hw.target, given, wanted) < BOUND
 
 
 @pytest.mark.parametrize("bias", BIASES)

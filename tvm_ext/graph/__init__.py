@@ -12,6 +12,7 @@ In the order the pipeline runs them:
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups
   stitch         chains of reductions as one kernel; region: several calls as one function
+  absorb_views   permutations vanish in the product that reads or writes what they move
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory

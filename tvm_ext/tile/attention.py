@@ -59,6 +59,20 @@ def attention_stages(graph: TileGraph) -> Attention | None:
     return Attention(turned, scores, biased, top, power, total, mixed, last)
 
 
+def last_axes(graph: TileGraph, found: Attention) -> tuple[int, ...]:
+    """The axes of the last stage that count batches, heads, queries and the width of values, in
+    whatever order it writes them."""
+    node, written = graph.nodes[found.last], graph.nodes[found.mixed].write.tensor
+    read = next(access for access in node.reads if access.tensor == written)
+    places = [
+        next((axis for axis, step in enumerate(dim.coeffs) if step), None) if dim else None
+        for dim in read.dims
+    ]
+    left = iter(axis for axis in node.space if axis not in places)  # of one element
+    batch, head, width, query = (next(left) if axis is None else axis for axis in places)
+    return batch, head, query, width
+
+
 def of_queries(scores: TileNode, count: int) -> Tile:
     """The tile of the first product that is all keys of so many queries of a head."""
     return Tile((1, 1, scores.extents[ROW], count, scores.extents[-1]))

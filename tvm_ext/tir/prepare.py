@@ -50,8 +50,9 @@ def _is_window(consumer: TileNode, producer: TileNode) -> bool:
     return len(reads) >= WINDOW
 
 
-def _is_view(graph: TileGraph, node: TileNode) -> bool:
-    """Whether the node only permutes outer axes: what lies side by side stays so."""
+def is_view(graph: TileGraph, index: int) -> bool:
+    """Whether a node only permutes outer axes: what lies side by side stays so."""
+    node = graph.nodes[index]
     if node.flops_per_point or len(node.reads) != 1:
         return False
     source = graph.tensors[node.reads[0].tensor].shape
@@ -81,7 +82,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
         return False
     if all(consumer.kind == "map" for consumer in consumers):
         return node.flops_per_point == 0 or not any(_is_window(c, node) for c in consumers)
-    if _is_view(graph, node):
+    if is_view(graph, index):
         return len(consumers) == 1
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 

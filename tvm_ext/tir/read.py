@@ -321,5 +321,12 @@ def uses_again(func: PrimFunc) -> bool:
     return any(found)
 
 
+def copies(func: PrimFunc) -> bool:
+    """Whether the function is one block that copies elements of one tensor, worked out or not."""
+    found: list[Any] = []
+    structural_walk(func.body, (tirx.BufferStore, found.append))
+    return len(found) == 1 and isinstance(found[0].value, TensorLoad)
+
+
 def _is_one(domain: Any) -> bool:
     return isinstance(domain.extent, tirx.IntImm) and int(domain.extent) == 1

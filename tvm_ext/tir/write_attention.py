@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.attention import COLUMN, ROW
+from tvm_ext.tile.attention import COLUMN, ROW, last_axes
 from tvm_ext.tile.classify import even_lanes
 from tvm_ext.tile.legal import check_attention
 from tvm_ext.tile.plan import TilePlan
@@ -45,7 +45,7 @@ def write_attention(prepared: Prepared, plan: TilePlan) -> None:
     }
     if found.biased is not None:
         schedule.set_scope(blocks[found.scores], 0, "local")
-    task, block = _write_last(schedule, blocks[found.last], plan)
+    task, block = _write_last(schedule, blocks[found.last], last_axes(prepared.graph, found), plan)
     for stage in range(found.last - 1, -1, -1):
         for own in (local.get(stage), blocks[stage]):
             if own is not None:
@@ -71,11 +71,14 @@ def write_attention(prepared: Prepared, plan: TilePlan) -> None:
         schedule.decompose_reduction(blocks[stage], sweep)
 
 
-def _write_last(schedule: Schedule, last: SBlockRV, plan: TilePlan) -> tuple[Any, Any]:
+def _write_last(
+    schedule: Schedule, last: SBlockRV, axes: tuple[int, ...], plan: TilePlan
+) -> tuple[Any, Any]:
     """The last stage by tasks, blocks of queries, and squares. Returns the loops over tasks and the
     blocks of one."""
     task, block = (plan.at(level).extents[COLUMN] for level in ("core", "l2"))
-    batch, queries, heads, width = schedule.get_loops(last)
+    loops = schedule.get_loops(last)
+    batch, heads, queries, width = (loops[axis] for axis in axes)
     part, between, query = schedule.split(queries, [None, task // block, block])
     schedule.reorder(batch, heads, part, between, query, width)
     outer = schedule.fuse(batch, heads, part)

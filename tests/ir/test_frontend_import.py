@@ -304,7 +304,7 @@ def test_a_simplifier_that_fails_leaves_a_note(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("broken\non purpose")
 
     monkeypatch.setattr(onnxscript.optimizer, "fold_constants", fail)
-    monkeypatch.setattr(onnxscript.optimizer, "optimize_ir", fail)
+    monkeypatch.setattr("tvm_ext.frontend.simplify.rewrite", fail)
     imported = import_onnx(light("resnet50"))
     assert len(imported.notes) == 2
     assert all("broken on purpose" in note and "\n" not in note for note in imported.notes)

@@ -1,7 +1,7 @@
 """Simplification of an ONNX graph before import: everything that is known is computed, in numpy.
 
-onnxscript folds constants and shapes, inlines functions, and removes what does nothing. Ours are
-the three things it leaves: weights made by `ConstantOfShape`, `Dropout` of old operator sets, and
+onnxscript folds constants and shapes and removes what does nothing (`rewrite`). Ours are the three
+things it leaves: weights made by `ConstantOfShape`, `Dropout` of old operator sets, and
 chains of batch norms and per-channel arithmetic (`affine`).
 """
 
@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, fold_affine
 from tvm_ext.frontend.load import one_line
-from tvm_ext.frontend.tiny_constants import hidden_tiny_constants
+from tvm_ext.frontend.rewrite import rewrite, tidy
 
 LARGEST_CONSTANT = 1 << 28
 """Elements of the largest constant that is folded; a bigger one is computed at run time."""
@@ -33,25 +33,25 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     `model` is changed; the names and order of inputs and outputs are kept. Where onnxscript fails
     on a model, its part is left out and a note says so. The result depends on `model` alone.
     """
-    from onnxscript.optimizer import fold_constants, optimize_ir
+    from onnxscript.optimizer import fold_constants
 
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     notes: list[str] = []
 
+    def fold(copy: ir.Model) -> None:
+        fold_constants(copy, onnx_shape_inference=True, **limits)
+
     def clean(copy: ir.Model) -> None:
-        with hidden_tiny_constants(copy.graph):
-            optimize_ir(copy, **limits)
+        if rewrite(copy):
+            fold(copy)
+            rewrite(copy)
+        tidy(copy)
 
     _materialise_constants(model.graph)
     _drop_dropout(model.graph)
     for _ in range(ROUNDS):
         before = len(model.graph)
-        model = _attempt(
-            "constant folding",
-            lambda copy: fold_constants(copy, onnx_shape_inference=True, **limits),
-            model,
-            notes,
-        )
+        model = _attempt("constant folding", fold, model, notes)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         _materialise_constants(model.graph)

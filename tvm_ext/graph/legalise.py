@@ -21,6 +21,8 @@ from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS, cuts_vectors
+from tvm_ext.graph.layout_rules import RULES as LAYOUTS
+from tvm_ext.graph.layout_rules import elementwise
 from tvm_ext.graph.legalise_arg import ARGS
 from tvm_ext.graph.legalise_attention import legalise_attention
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
@@ -33,6 +35,7 @@ from tvm_ext.graph.legalise_norm import (
     ints,
     static_shape,
 )
+from tvm_ext.graph.programs import Programs
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
@@ -46,7 +49,9 @@ from tvm_ext.tvm_api import (
 )
 
 Rule = Callable[[Any, Any, Any], Any]
-"""Called with the block builder, the call and the `Legalise` pass."""
+"""Called with `Programs`, a block builder, the call and the `Legalise` pass."""
+POINTS = frozenset(name for name, rule in LAYOUTS.items() if rule is elementwise)
+"""Operators that work element by element."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Legalise")
@@ -72,20 +77,29 @@ class Legalise:
         rules = dict(RULES)
         if self.fast_math:
             rules |= MATHS
-        table = {name: self._with_default(name, rule) for name, rule in rules.items()}
-        return relax.transform.LegalizeOps(table)(mod)
+        rules = dict.fromkeys(POINTS, _as_tvm_does) | rules
+        made: dict[Any, Any] = {}
 
-    def _with_default(self, name: str, rule: Rule) -> Callable[[Any, Any], Any]:
-        def legalise(builder: Any, call: Any) -> Any:
-            result = rule(builder, call, self)
-            return default_legalise(name)(builder, call) if result is None else result
+        def with_default(name: str, rule: Rule) -> Callable[[Any, Any], Any]:
+            def legalise(builder: Any, call: Any) -> Any:
+                programs = Programs(builder, made)
+                result = rule(programs, call, self)
+                if result is None:
+                    result = programs.of_operator(default_legalise(name), call)
+                return result
 
-        return legalise
+            return legalise
+
+        return relax.transform.LegalizeOps({n: with_default(n, r) for n, r in rules.items()})(mod)
 
     @property
     def lanes(self) -> int:
         """Float32 elements in a vector."""
         return self.hardware.lanes(4)
+
+
+def _as_tvm_does(builder: Any, call: Any, options: Legalise) -> None:
+    """TVM's own legalisation."""
 
 
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
@@ -100,6 +114,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],
         constant(pack_matrix(weight, options.lanes)),
+        key="dense",
         primfunc_name_hint="dense",
         primfunc_attrs=FUSES_EPILOGUE,
     )
@@ -112,6 +127,7 @@ def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
     return builder.call_te(
         lambda a, b: matmul(a, b, options.lanes),
         *call.args,
+        key="matmul",
         primfunc_name_hint="matmul",
         primfunc_attrs=FUSES_EPILOGUE,
     )
@@ -127,6 +143,7 @@ def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     return builder.call_te(
         lambda data: softmax(data, axis, options.lanes, log),
         call.args[0],
+        key=axis,
         primfunc_name_hint="log_softmax" if log else "softmax",
         primfunc_attrs=FUSES_PROLOGUE,
     )
@@ -144,6 +161,7 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     return builder.call_te(
         lambda x: reduction(x, axes, how, keepdims, options.lanes),
         call.args[0],
+        key=(*axes, keepdims),
         primfunc_name_hint=how,
     )
 

@@ -107,6 +107,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
             lambda data, filters: winograd(data, filters, geometry, m),
             x,
             constant(transform_weight(weight, options.lanes, m)),
+            key=geometry,
             primfunc_name_hint=f"{name}_winograd{m}",
             primfunc_attrs=FUSES_EPILOGUE,
         )
@@ -118,6 +119,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         lambda data, filters: conv(data, filters, geometry, options.lanes, planes=planes),
         x,
         constant(pack_weight(weight, geometry, options.lanes)),
+        key=(geometry, planes),
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )

@@ -16,8 +16,8 @@ from tvm_ext.tvm_api import constant_array, te
 Rule = Callable[[Any, Any, Any], Any]
 
 
-def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
-    """A rule for an elementwise operator."""
+def _pointwise(function: Callable[[Any], Any], name: str, *options: float) -> Rule:
+    """A rule for an elementwise operator; `options` are the numbers its function depends on."""
 
     def rule(builder: Any, call: Any, _: Any) -> Any:
         if static_shape(call.args[0]) is None:
@@ -26,7 +26,7 @@ def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
         def body(x: te.Tensor) -> te.Tensor:
             return te.compute(x.shape, lambda *at: function(x[at]), name=name)
 
-        return builder.call_te(body, call.args[0], primfunc_name_hint=name)
+        return builder.call_te(body, call.args[0], key=options, primfunc_name_hint=name)
 
     return rule
 
@@ -34,9 +34,8 @@ def _pointwise(function: Callable[[Any], Any], name: str) -> Rule:
 def legalise_softplus(builder: Any, call: Any, options: Any) -> Any:
     """Softplus with the steepness and threshold of the call."""
     beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
-    return _pointwise(lambda x: maths.softplus(x, beta, threshold), "softplus")(
-        builder, call, options
-    )
+    rule = _pointwise(lambda x: maths.softplus(x, beta, threshold), "softplus", beta, threshold)
+    return rule(builder, call, options)
 
 
 def legalise_power(builder: Any, call: Any, options: Any) -> Any:
@@ -46,13 +45,13 @@ def legalise_power(builder: Any, call: Any, options: Any) -> Any:
         return None
     if exponent is not None and exponent.size == 1 and exponent.ndim <= len(shape):
         value = float(exponent.reshape(-1)[0])
-        return _pointwise(lambda x: power(x, value), "power")(builder, call, options)
+        return _pointwise(lambda x: power(x, value), "power", value)(builder, call, options)
     out = [int(extent) for extent in call.ty.shape]
 
     def body(x: te.Tensor, y: te.Tensor) -> te.Tensor:
         return te.compute(out, lambda *at: pow(x[_own(x, at)], y[_own(y, at)]), name="power")
 
-    return builder.call_te(body, *call.args, primfunc_name_hint="power")
+    return builder.call_te(body, *call.args, key="power", primfunc_name_hint="power")
 
 
 def _own(tensor: te.Tensor, at: Sequence[Any]) -> tuple[Any, ...]:

@@ -48,17 +48,20 @@ class _Sinker(relax.PyExprMutator):
         self._inside = False
         self._var: Any = None
         self._depths: dict[Any, int] = {}
-        self._readers: dict[Any, list[Any]] = {}
+        self._reshaped_later: set[Any] = set()
+        """Tensors that are reshaped, or of which something is made element by element that is."""
         for function in mod.functions.values():
-            for block in getattr(getattr(function, "body", None), "blocks", ()):
-                for binding in block.bindings:
+            for block in reversed(getattr(getattr(function, "body", None), "blocks", ())):
+                for binding in reversed(block.bindings):
                     self._read(binding)
 
     def _read(self, binding: Any) -> None:
+        """Notes what a binding reads; those of its result's readers have been."""
         value = getattr(binding, "value", None)
-        for arg in value.args if isinstance(value, Call) else ():
-            if isinstance(arg, relax.Var):
-                self._readers.setdefault(arg, []).append(binding)
+        name = op_name(value)
+        on = RULES.get(name) is elementwise and binding.var in self._reshaped_later
+        if isinstance(value, Call) and (on or name == "relax.reshape"):
+            self._reshaped_later.update(arg for arg in value.args if isinstance(arg, relax.Var))
 
     def visit_var_binding_(self, binding: Any) -> None:
         self._inside = isinstance(binding.var, relax.DataflowVar)
@@ -74,7 +77,8 @@ class _Sinker(relax.PyExprMutator):
             return call
         if name == "relax.reshape":
             return self._reshaped(call.args[0], shape)
-        if name == "relax.matmul" and self._meets_reshape(self._var):
+        # where two reshapes do not meet nothing is gained, and a classifier would lose its bias
+        if name == "relax.matmul" and self._var in self._reshaped_later:
             return self._behind_product(call, shape)
         if RULES.get(name) is elementwise:
             return self._behind_map(call, shape)
@@ -122,20 +126,6 @@ class _Sinker(relax.PyExprMutator):
             parts = made.fields if isinstance(made, relax.Tuple) else made.args
             self._depths[expr] = 1 + max(map(self._depth, parts), default=0)
         return self._depths[expr]
-
-    def _meets_reshape(self, var: Any) -> bool:
-        """Whether a tensor, or what is made of it element by element, is reshaped. Where two
-        reshapes do not meet nothing is gained, and a classifier would lose its bias."""
-        seen, waiting = {var}, [var]
-        while waiting:
-            for binding in self._readers.get(waiting.pop(), ()):
-                name = op_name(binding.value)
-                if name == "relax.reshape":
-                    return True
-                if RULES.get(name) is elementwise and binding.var not in seen:
-                    seen.add(binding.var)
-                    waiting.append(binding.var)
-        return False
 
     def _source(self, expr: Any) -> Any:
         """What a computed tensor is a reshape of; None if it is none."""

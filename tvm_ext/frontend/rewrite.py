@@ -1,0 +1,75 @@
+"""What of onnxscript's rewriting is worth its time to us, and the tidying after it.
+
+Left out of its own list are rules for operators that cannot be compiled, those that `affine` and
+`simplify` make needless and that take 1e-12 for zero (`x + 1e-12 -> x`: a layer norm of equal
+elements then divides by zero), and the one that makes a `Split` of two slices: it looks through the
+whole graph at every node, and slices are read in place where the parts of a split are copies.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common as tidying
+
+
+def rewrite(model: ir.Model) -> bool:
+    """Applies the rules to a model, in place; whether one applied."""
+    from onnxscript.rewriter import RewritePass
+    from onnxscript.rewriter.rules import common as rules
+
+    chosen = (
+        rules.one_reshape_matmul_reshape_rule,
+        rules.two_reshapes_matmul_reshape_rule,
+        rules.cast_constant_of_shape_rule,
+        rules.cast_constant_of_shape_without_value_rule,
+        rules.collapse_slice_rule,
+        rules.collapse_slice2_rule,
+        rules.materialize_reshape_shape_rule,
+        rules.min_min_rule,
+        rules.max_max_rule,
+        rules.min_max_rule,
+        rules.max_min_rule,
+        rules.successive_clip_relu_rule,
+        rules.successive_relu_clip_rule,
+        rules.successive_relu_rule,
+        rules.successive_clip_rule,
+        rules.cast_cast_rule,
+        rules.no_op_cast_rule,
+        rules.no_op_expand_rule,
+        rules.flatten_to_reshape_rule,
+        rules.reshape_reshape_rule,
+        rules.no_op_transpose_rule,
+        rules.transpose_transpose_rule,
+        rules.unsqueeze_unsqueeze_rule,
+        rules.squeeze_reshape_1d_rule,
+        rules.no_op_dynamic_scatter_nd_rule,
+        rules.no_op_static_scatter_nd_rule,
+        rules.normalize_pad_format_conv_rule,
+        rules.fuse_pad_into_conv_rule,
+        rules.fuse_batchnorm_into_conv_rule,
+        rules.fuse_batchnorm_into_conv_transpose_rule,
+        rules.fuse_batchnorm_into_gemm_rule,
+        rules.remove_optional_bias_from_conv_rule,
+        rules.remove_optional_bias_from_conv_transpose_rule,
+        rules.remove_optional_bias_from_gemm_rule,
+    )
+    return bool(RewritePass(chosen)(model).modified)
+
+
+def tidy(model: ir.Model) -> None:
+    """Functions inlined, what does nothing and what nobody reads gone, constants as initialisers, each once, and equal
+    nodes once; in place."""
+    for step in (
+        tidying.InlinePass(),
+        tidying.IdentityEliminationPass(),
+        tidying.RemoveUnusedNodesPass(),
+        tidying.RemoveUnusedFunctionsPass(),
+        tidying.RemoveUnusedOpsetsPass(),
+        tidying.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        tidying.LiftSubgraphInitializersToMainGraphPass(),
+        tidying.DeduplicateInitializersPass(),
+        tidying.CommonSubexpressionEliminationPass(),
+        tidying.OutputFixPass(),
+        tidying.NameFixPass(),
+    ):
+        step(model)

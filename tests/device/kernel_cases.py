@@ -51,6 +51,12 @@ def _convolutions() -> None:
         "conv2d_depthwise_prime", _conv(13, (5, 5), padding=2, strides=2, groups=13), (2, 13, 9, 7)
     )
     case("conv2d_depthwise_long", _conv(20, (13, 11), padding=6, groups=20), (1, 20, 14, 12))
+
+    def residual(emit: Any, y: Any, r: Any) -> Any:
+        return bias_relu(emit, emit(op.add(y, r)))
+
+    ragged = _conv(69, (1, 1), residual, groups=3)
+    case("conv2d_grouped_ragged_residual", ragged, (2, 15, 5, 7), (2, 69, 5, 7))
     case("conv2d_grouped_5_vectors", _conv(160, (1, 1), bias_relu, groups=2), (1, 80, 5, 7))
     case("conv2d_depthwise_double", _conv(12, (3, 3), groups=6), (1, 6, 8, 8))
     case(

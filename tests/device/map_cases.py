@@ -56,6 +56,19 @@ def _movement() -> None:
         lambda e, x: e(op.permute_dims(e(op.reshape(x, (1, 2, 4, 5, 5))), [0, 2, 1, 3, 4])),
         (1, 8, 5, 5),
     )
+
+    def regrouped(emit: Any, x: Any, before: tuple[int, ...], after: tuple[int, ...]) -> Any:
+        order = [*range(len(before) - 2), len(before) - 1, len(before) - 2]
+        return emit(op.reshape(emit(op.permute_dims(emit(op.reshape(x, before)), order)), after))
+
+    rows = (1, 5, 7, 68)
+    case("shuffle_last", lambda e, x: regrouped(e, x, (1, 5, 7, 4, 17), rows), rows)
+
+    def windows(emit: Any, x: Any) -> Any:
+        parts = emit(op.reshape(x, (1, 2, 5, 3, 7, 12)))
+        return emit(op.reshape(emit(op.permute_dims(parts, [0, 1, 3, 2, 4, 5])), (6, 35, 12)))
+
+    case("windows", windows, (1, 10, 21, 12))
     case("one_hot", lambda e, i: e(op.one_hot(i, 1.0, 0.0, 10)), ((3, 4), "int64"))
     for method in ("nearest_neighbor", "linear", "cubic"):
         case(

@@ -92,8 +92,8 @@ def conv(
 ) -> Tensor:
     """The convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups]).
 
-    `weight` is packed by `pack_weight`; the result is [n, out.., O], for ragged groups
-    [n, out.., groups, O/groups]. With `planes` x is [n, C, spatial..], for one group only.
+    `weight` is packed by `pack_weight`; the result is [n, out.., O], ragged groups side by side.
+    With `planes` x is [n, C, spatial..], for one group only.
     """
     rank = len(geometry.kernel)
     first = 2 if planes else 1
@@ -126,7 +126,7 @@ def conv(
             return te.sum(weighted, axis=[*taps, channel])
 
         shape = (x.shape[0], *out, geometry.groups, padded(geometry.per_group, block))
-        return crop(te.compute(shape, ragged, name="conv"), geometry.per_group)
+        return joined(te.compute(shape, ragged, name="conv"), geometry.per_group)
 
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
@@ -141,6 +141,17 @@ def conv(
     channels = padded(geometry.out_channels, block)
     y = te.compute((x.shape[0], *out, channels), dense, name="conv")
     return crop(y, geometry.out_channels)
+
+
+def joined(parts: Tensor, size: int) -> Tensor:
+    """The first `size` elements of each row, one row after another: [.., g, o] → [.., g * size]."""
+    *outer, rows, _ = parts.shape
+
+    def element(*at: Any) -> Any:
+        *place, c = at
+        return parts(*place, c // size, c % size)
+
+    return te.compute((*outer, int(rows) * size), element, name="joined")
 
 
 def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:

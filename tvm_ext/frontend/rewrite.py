@@ -57,8 +57,8 @@ def rewrite(model: ir.Model) -> bool:
 
 
 def tidy(model: ir.Model) -> None:
-    """Functions inlined, what does nothing and what nobody reads gone, constants as initialisers, each once, and equal
-    nodes once; in place."""
+    """Functions inlined, what does nothing or is not read gone, constants as initialisers, each
+    once, and equal nodes once; in place."""
     for step in (
         tidying.InlinePass(),
         tidying.IdentityEliminationPass(),

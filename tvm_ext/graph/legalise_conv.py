@@ -115,7 +115,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         groups = geometry.groups
         split = (*shape[:-1], groups, shape[-1] // groups)
         x = builder.emit_te(topi.reshape, x, split)
-    result = builder.call_te(
+    return builder.call_te(
         lambda data, filters: conv(data, filters, geometry, options.lanes, planes=planes),
         x,
         constant(pack_weight(weight, geometry, options.lanes)),
@@ -123,10 +123,6 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )
-    if geometry.ragged(options.lanes):
-        out = (shape[0], *geometry.out_size(shape[1:-1]), geometry.out_channels)
-        return builder.call_te(topi.reshape, builder.emit(result), out)
-    return result
 
 
 def _geometry(attrs: Any, kernel: Sequence[int], inputs: int, outputs: int) -> ConvGeometry:

@@ -1,0 +1,57 @@
+"""Preparing splits axes in blocks, so that what reads or writes them is affine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
+
+
+def graph_of(func: PrimFunc) -> TileGraph:
+    prepared = prepare(func)
+    assert prepared is not None
+    return prepared.graph
+
+
+def relu(x: Any) -> Any:
+    return te.compute(x.shape, lambda *at: tirx.max(x[at], tirx.const(0.0, "float32")), name="relu")
+
+
+def test_groups_side_by_side_have_an_epilogue() -> None:
+    """34 channels a group are no whole vectors: y[c] = relu(conv[c // 34, c % 34] + b[c])."""
+    geometry = ConvGeometry((1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 2, 12, 68)
+    x = te.placeholder((1, 5, 7, 2, 6), "float32", "x")
+    w = te.placeholder((2, 2, 1, 1, 6, 24), "float32", "w")
+    b = te.placeholder((68,), "float32", "b")
+    y = conv(x, w, geometry, 8)
+    biased = te.compute(y.shape, lambda n, h, v, c: y[n, h, v, c] + b[c], name="biased")
+    graph = graph_of(te.create_prim_func([x, w, b, relu(biased)]))
+    product, last = graph.nodes
+    assert epilogue_of(graph, 0) == 1
+    assert last.extents == (1, 5, 7, 2, 34)
+    assert last.write.dims[-1] is not None
+    assert last.write.dims[-1].coeffs == (0, 0, 0, 34, 1)
+    assert product.write.dims[-1] is not None
+
+
+def test_a_shuffle_of_channels_is_affine() -> None:
+    """y[c] = x[c % 4 * 17 + c // 4]  →  y[o * 4 + g] = x[g * 17 + o]"""
+    x = te.placeholder((3, 68), "float32", "x")
+    turned = topi.transpose(topi.reshape(x, (3, 4, 17)), (0, 2, 1))
+    (node,) = graph_of(te.create_prim_func([x, topi.reshape(turned, (3, 68))])).nodes
+    assert node.extents == (3, 17, 4)
+    assert [dim.coeffs for dim in node.reads[0].dims if dim] == [(1, 0, 0), (0, 1, 17)]
+    assert [dim.coeffs for dim in node.write.dims if dim] == [(1, 0, 0), (0, 4, 1)]
+
+
+def test_windows_are_affine() -> None:
+    """6 windows of 5 x 7 positions, each a row: both axes of windows and both inside them."""
+    x = te.placeholder((10, 21, 12), "float32", "x")
+    parts = topi.transpose(topi.reshape(x, (2, 5, 3, 7, 12)), (0, 2, 1, 3, 4))
+    (node,) = graph_of(te.create_prim_func([x, topi.reshape(parts, (6, 35, 12))])).nodes
+    assert node.extents == (2, 3, 5, 7, 12)
+    assert all(dim is not None for dim in (*node.reads[0].dims, *node.write.dims))

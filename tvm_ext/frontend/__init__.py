@@ -7,6 +7,8 @@ shapes      `--shape name=1,3,224,224` -> a static shape for every input
 weights     weights kept apart, so that no step copies or serialises them (models over 2 GB)
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
+            unroll: recurrent layers step by step, as `recurrent` reads them
+            nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time
 randomise   random weights for models that ship without real ones; for tests and benchmarks
 """

@@ -2,7 +2,7 @@
 
 onnxscript folds constants and shapes and removes what does nothing (`rewrite`). Ours are the three
 things it leaves: weights made by `ConstantOfShape`, `Dropout` of old operator sets, and
-chains of batch norms and per-channel arithmetic (`affine`).
+chains of batch norms and per-channel arithmetic (`affine`). Recurrent layers are unrolled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import onnx_ir as ir
 
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, fold_affine
 from tvm_ext.frontend.load import one_line
+from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.rewrite import rewrite, tidy
+from tvm_ext.frontend.unroll import unroll
 
 LARGEST_CONSTANT = 1 << 28
 """Elements of the largest constant that is folded; a bigger one is computed at run time."""
@@ -52,11 +54,14 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     for _ in range(ROUNDS):
         before = len(model.graph)
         model = _attempt("constant folding", fold, model, notes)
+        unrolled = unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         _materialise_constants(model.graph)
-        if len(model.graph) == before or not any(map(_computes_shape, model.graph)):
+        known = len(model.graph) == before or not any(map(_computes_shape, model.graph))
+        if known and not unrolled:
             break
+    settle_nearest(model.graph)
     _widen_expand(model.graph)
     _cast_exponents(model.graph)
     return model, tuple(dict.fromkeys(notes))

@@ -187,7 +187,22 @@ def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
+def legalise_take(builder: Any, call: Any, options: Legalise) -> Any:
+    """A gather along one axis. Where an index is out of range, TVM's `fast` mode reads what does
+    not belong to the tensor, and ends the process if it must not; ours takes the nearest."""
+    axis, mode = call.attrs.axis, str(call.attrs.mode)
+    place = None if axis is None else int(axis)
+    kept = "clip" if mode == "fast" else mode
+    return builder.call_te(
+        lambda x, indices: topi.take(x, indices, place, mode=kept),
+        *call.args,
+        key=(place, kept),
+        primfunc_name_hint="take",
+    )
+
+
 RULES: dict[str, Rule] = {
+    "relax.take": legalise_take,
     "relax.concat": legalise_concat,
     **dict.fromkeys(CONVOLUTIONS, legalise_conv),
     **dict.fromkeys(TRANSPOSED, legalise_conv_transpose),

@@ -1,0 +1,213 @@
+"""`LSTM`, `GRU` and `RNN` unrolled, step by step, into products and element-wise operators.
+
+rewrite:
+    Y = LSTM(X, W, R, B)  =>  p = X W^T + b                        all steps at once
+                              for each step t:
+                                  i, o, f, c = split(p[t] + h R^T)
+                                  C = sigmoid(f) * C + sigmoid(i) * tanh(c)
+                                  h = sigmoid(o) * tanh(C)
+                              Y = concat(every h)
+
+Steps are equal, so they share their kernels: a long sequence takes longer to import, hardly to
+compile. What depends on data, lengths of sequences, cannot be unrolled and is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from tvm_ext.frontend.affine import add_initialiser
+from tvm_ext.frontend.recurrent import GATES, Layer, read_layer
+
+Step = Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+"""From what the inputs give a step, the state and the cell to both of them after it."""
+FEW = 8
+"""Elements of constants that are looked for among those there are."""
+
+
+def unroll(graph: ir.Graph) -> bool:
+    """Unrolls every recurrent node of known shapes and weights, in place; whether one was."""
+    changed = False
+    for node in list(graph):
+        layer = read_layer(node)
+        if layer is None:
+            continue
+        writer = _Writer(graph, node)
+        for old, new in zip(node.outputs, _Unrolled(layer, writer).outputs(), strict=False):
+            new.type, new.shape = old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        changed = True
+    return changed
+
+
+class _Writer:
+    """Writes operators in front of a node."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self._graph, self._before = graph, node
+        self._count = 0
+        self._known: dict[tuple[object, ...], ir.Value] = {}
+
+    def __call__(self, op: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+        """Adds an operator; its result."""
+        self._count += 1
+        name = f"{self._before.name}/{op}{self._count}"
+        node = ir.node(op, list(inputs), attributes=attributes, name=name)
+        node.outputs[0].name = f"{name}_out"
+        self._graph.insert_before(self._before, node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """Adds a constant; of few elements, or finds an equal one."""
+        few = array.size <= FEW
+        key = (str(array.dtype), array.shape, array.tobytes() if few else len(self._known))
+        if key not in self._known:
+            name = f"{self._before.name}/constant{len(self._known)}"
+            self._known[key] = add_initialiser(self._graph, name, array)
+        return self._known[key]
+
+    def part(self, x: ir.Value, axis: int, start: int, end: int) -> ir.Value:
+        """A slice along one axis."""
+        places = (start, end, axis)
+        return self("Slice", x, *(self.constant(np.array([p], np.int64)) for p in places))
+
+    def shaped(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+        """A reshape."""
+        return self("Reshape", x, self.constant(np.array(shape, np.int64)))
+
+
+@dataclass(frozen=True)
+class _Unrolled:
+    """A layer as operators."""
+
+    layer: Layer
+    write: _Writer
+
+    def outputs(self) -> list[ir.Value]:
+        """All outputs of the node."""
+        w, layer = self.write, self.layer
+        x = w("Transpose", layer.x, perm=[1, 0, 2]) if layer.batch_first else layer.x
+        runs = [self._direction(x, place) for place in range(len(layer.reverse))]
+        outputs = [
+            parts[0] if len(parts) == 1 else w("Concat", *parts, axis=axis)
+            for parts, axis in zip(zip(*runs, strict=True), (1, 0, 0), strict=False)
+        ]
+        if layer.batch_first:
+            y, *last = outputs
+            turned = [w("Transpose", state, perm=[1, 0, 2]) for state in last]
+            outputs = [w("Transpose", y, perm=[2, 0, 1, 3]), *turned]
+        return outputs
+
+    def _direction(self, x: ir.Value, place: int) -> tuple[ir.Value, ...]:
+        """States [steps, 1, batch, hidden] of one direction, the last one, the last cell."""
+        w, layer = self.write, self.layer
+        projected = w("MatMul", x, self._matrix(layer.weights[place]))
+        own = self._input_bias(place)
+        if own.any():
+            projected = w("Add", projected, w.constant(own))
+        state, cell = (self._start(value, place) for value in layer.starts)
+        step = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[layer.op](place)
+        states = [state] * layer.steps
+        order = range(layer.steps)
+        for t in reversed(order) if layer.reverse[place] else order:
+            given = projected
+            if layer.steps > 1:  # an index is an operand, and the kernel the same for all
+                given = w("Gather", projected, w.constant(np.array([t], np.int64)), axis=0)
+            state, cell = step(given, state, cell)
+            states[t] = state
+        y = states[0] if layer.steps == 1 else w("Concat", *states, axis=0)
+        y = w.shaped(y, (layer.steps, 1, layer.batch, layer.hidden))
+        return (y, state, cell) if layer.op == "LSTM" else (y, state)
+
+    def _input_bias(self, place: int) -> np.ndarray:
+        """What is added to the inputs' product: both biases, but for the one that a GRU resets."""
+        layer = self.layer
+        size = GATES[layer.op] * layer.hidden
+        own, other = layer.bias[place][:size].copy(), layer.bias[place][size:]
+        last = size - layer.hidden if layer.op == "GRU" and layer.after else size
+        own[:last] += other[:last]
+        return own
+
+    def _start(self, value: ir.Value | None, place: int) -> ir.Value:
+        w, layer = self.write, self.layer
+        if value is None:
+            return w.constant(np.zeros((1, layer.batch, layer.hidden), layer.weights.dtype))
+        if layer.batch_first:
+            value = w("Transpose", value, perm=[1, 0, 2])
+        return value if len(layer.reverse) == 1 else w.part(value, 0, place, place + 1)
+
+    def _matrix(self, rows: np.ndarray) -> ir.Value:
+        return self.write.constant(np.ascontiguousarray(rows.T))
+
+    def _number(self, value: float) -> ir.Value:
+        return self.write.constant(np.array(value, self.layer.weights.dtype))
+
+    def _gate(self, x: ir.Value, number: int) -> ir.Value:
+        size = self.layer.hidden
+        return self.write.part(x, 2, number * size, (number + 1) * size)
+
+    def _active(self, x: ir.Value, place: int, number: int, clipped: bool = True) -> ir.Value:
+        """An activation of one direction."""
+        clip = self.layer.clip
+        if clipped and clip is not None:
+            x = self.write("Clip", x, self._number(-clip), self._number(clip))
+        return self.write(self.layer.activations[place][number], x)
+
+    def _rnn(self, place: int) -> Step:
+        w, whole = self.write, self._matrix(self.layer.recurrent[place])
+
+        def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
+            return self._active(w("Add", w("MatMul", h, whole), x), place, 0), c
+
+        return step
+
+    def _gru(self, place: int) -> Step:
+        w, layer, size = self.write, self.layer, self.layer.hidden
+        rows, one = layer.recurrent[place], self._number(1)
+        gates = self._matrix(rows if layer.after else rows[: 2 * size])
+        new = None if layer.after else self._matrix(rows[2 * size :])
+        bias = w.constant(layer.bias[place][5 * size :])
+
+        def gate(x: ir.Value, product: ir.Value, number: int) -> ir.Value:
+            both = w("Add", self._gate(x, number), self._gate(product, number))
+            return self._active(both, place, 0)
+
+        def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
+            product = w("MatMul", h, gates)
+            z, r = gate(x, product, 0), gate(x, product, 1)
+            if new is None:
+                reset = w("Mul", r, w("Add", self._gate(product, 2), bias))
+            else:
+                reset = w("MatMul", w("Mul", r, h), new)
+            fresh = self._active(w("Add", self._gate(x, 2), reset), place, 1)
+            return w("Add", w("Mul", w("Sub", one, z), fresh), w("Mul", z, h)), c
+
+        return step
+
+    def _lstm(self, place: int) -> Step:
+        w, layer = self.write, self.layer
+        whole, one = self._matrix(layer.recurrent[place]), self._number(1)
+        peeps: list[ir.Value] = []
+        if layer.peepholes is not None:
+            rows = layer.peepholes[place].reshape(3, layer.hidden)
+            peeps = [w.constant(np.ascontiguousarray(row)) for row in rows]
+
+        def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
+            sums = w("Add", w("MatMul", h, whole), x)
+            i, o, f, g = (self._gate(sums, number) for number in range(4))
+            if peeps:
+                i, f = w("Add", i, w("Mul", peeps[0], c)), w("Add", f, w("Mul", peeps[2], c))
+            i = self._active(i, place, 0)
+            f = w("Sub", one, i) if layer.coupled else self._active(f, place, 0)
+            c = w("Add", w("Mul", f, c), w("Mul", i, self._active(g, place, 1)))
+            if peeps:
+                o = w("Add", o, w("Mul", peeps[1], c))
+            seen = self._active(c, place, 2, clipped=False)
+            return w("Mul", self._active(o, place, 0), seen), c
+
+        return step

@@ -79,6 +79,16 @@ def test_scalars_are_part_of_a_program_and_matrices_are_not() -> None:
     assert sorted(float(array.max()) for array in packed) == [1.0, 2.0]
 
 
+def test_columns_that_are_padded_alike() -> None:
+    """33 to 40 columns are packed into the same blocks."""
+    widths = (33, 40, 37)
+    weights = [np.ones((16, width), np.float32) for width in widths]
+    mod = legalised(*[lambda x, _, w=w: op.matmul(x, constant(w)) for w in weights])
+    fields = mod["main"].ret_ty.fields
+    assert [int(field.shape.values[1]) for field in fields] == list(widths)
+    assert functions(mod) == 3
+
+
 def _matrices(call: Any) -> list[np.ndarray]:
     if op_name(call) != "relax.call_tir":
         return []

@@ -114,7 +114,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],
         constant(pack_matrix(weight, options.lanes)),
-        key="dense",
+        key=weight.shape[1],  # a packed matrix does not tell how many columns are padding
         primfunc_name_hint="dense",
         primfunc_attrs=FUSES_EPILOGUE,
     )

@@ -55,3 +55,17 @@ def test_windows_are_affine() -> None:
     (node,) = graph_of(te.create_prim_func([x, topi.reshape(parts, (6, 35, 12))])).nodes
     assert node.extents == (2, 3, 5, 7, 12)
     assert all(dim is not None for dim in (*node.reads[0].dims, *node.write.dims))
+
+
+def test_a_sigmoid_for_each_channel_is_not_computed_for_each_pixel() -> None:
+    """Squeeze and excitation: y[h, w, c] = x[h, w, c] * sigmoid(gate[c] + b[c])."""
+    x = te.placeholder((9, 7, 24), "float32", "x")
+    gate, b = (te.placeholder((24,), "float32", name) for name in ("gate", "b"))
+    moved = te.compute((24,), lambda c: gate[c] + b[c], name="moved")
+    opened = te.compute((24,), lambda c: tirx.sigmoid(moved[c]), name="opened")
+    y = te.compute(x.shape, lambda h, w, c: x[h, w, c] * opened[c], name="y")
+    graph = graph_of(te.create_prim_func([x, gate, b, y]))
+    assert [node.extents for node in graph.nodes] == [(24,), (9, 7, 24)]
+    plain = te.compute(x.shape, lambda h, w, c: x[h, w, c] * moved[c], name="plain")
+    (node,) = graph_of(te.create_prim_func([x, gate, b, plain])).nodes
+    assert node.extents == (9, 7, 24)

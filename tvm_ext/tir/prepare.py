@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from threading import Lock
 from typing import Any
 
@@ -44,6 +45,10 @@ class Prepared:
 
 _COPYING = Lock()
 """Held while a kept schedule is copied: TVM's calls release Python's own lock."""
+SPREAD = 4
+"""Times an element is computed from which keeping it costs less, if it costs something."""
+COSTLY_FLOPS = 10
+"""Operations of an element that cost more than reading it: those of a special function."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
 
@@ -52,6 +57,13 @@ def _is_window(consumer: TileNode, producer: TileNode) -> bool:
     """Whether the consumer combines several elements of what the producer writes."""
     reads = [access for access in consumer.reads if access.tensor == producer.write.tensor]
     return len(reads) >= WINDOW
+
+
+def _is_spread(consumer: TileNode, producer: TileNode) -> bool:
+    """Whether the consumer would compute each element of the producer many times, at some cost (a
+    sigmoid for each channel, by which every pixel is multiplied)."""
+    times = prod(consumer.extents) / max(1, prod(producer.extents))
+    return times >= SPREAD and producer.flops_per_point >= COSTLY_FLOPS
 
 
 def is_view(graph: TileGraph, index: int) -> bool:
@@ -85,7 +97,8 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     if not consumers or any(consumer.kind == "opaque" for consumer in consumers):
         return False
     if all(consumer.kind == "map" for consumer in consumers):
-        return node.flops_per_point == 0 or not any(_is_window(c, node) for c in consumers)
+        again = any(_is_window(c, node) or _is_spread(c, node) for c in consumers)
+        return node.flops_per_point == 0 or not again
     if is_view(graph, index):
         return len(consumers) == 1
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])

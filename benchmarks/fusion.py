@@ -114,9 +114,8 @@ def main() -> int:
         figures[f"recurrent-{operators}"] = mine | {"passes_s": seconds}
         print(f"{operators} operators: {mine['kernels']:.0f} kernels, passes {seconds:.2f} s")
     if args.models:
-        before, after = (
-            sum(f[k] for f in figures.values() if k in f) for k in ("tvm_others", "others")
-        )
+        models = [figures[path.stem] for path in args.models]
+        before, after = (sum(model[key] for model in models) for key in ("tvm_others", "others"))
         print(f"memory-bound kernels: {after:.0f} of {before:.0f} ({after / before:.0%})")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from fused_modules import HARDWARE, before, kernels
+
 from tvm_ext import passes
 from tvm_ext.graph.absorb_views import AbsorbViews
-from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax
 
-HARDWARE = get("cpu/x86-avx2")
 op = relax.op
 Emit = Callable[[Any], Any]
 Build = Callable[..., Any]
@@ -21,28 +21,7 @@ SWAPPED = [0, 2, 1, 3]
 
 def fused(build: Build, shape: tuple[int, ...] = HEADS_FIRST) -> IRModule:
     """A function of three tensors as far as `Stitch` takes it."""
-    builder = relax.BlockBuilder()
-    params = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "qkv"]
-    with builder.function("main", params):
-        with builder.dataflow():
-            found = build(builder.emit, *params)
-            result = builder.emit_output(relax.Tuple(found) if isinstance(found, list) else found)
-        builder.emit_func_output(result)
-    mod = builder.finalize()
-    with Target(HARDWARE.target):
-        for step in passes.graph_passes(HARDWARE):
-            if step.info.name == "AbsorbViews":
-                return mod
-            mod = step(mod)
-    raise AssertionError("no pass is called AbsorbViews")
-
-
-def kernels(mod: IRModule) -> list[str]:
-    """The kernels that `main` calls, in order."""
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    calls = [call for call in found if op_name(call) == "relax.call_tir"]
-    return [str(call.args[0].name_hint) for call in calls]
+    return before("AbsorbViews", build, shape, "qkv")
 
 
 def absorbed(mod: IRModule, predict_us: Callable[[PrimFunc], float] | None = None) -> list[str]:

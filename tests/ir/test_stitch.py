@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fused_modules import HARDWARE, before, kernels
 
-from tvm_ext import passes
 from tvm_ext.graph.stitch import Stitch
-from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, constant, relax
 
-HARDWARE = get("cpu/x86-avx2")
 op = relax.op
 Emit = Callable[[Any], Any]
 Build = Callable[[Emit, Any], Any]
@@ -23,34 +21,12 @@ ROWS = (48, 96)
 
 def fused(build: Build, shape: tuple[int, ...] = ROWS) -> IRModule:
     """A function of one tensor as far as `Fuse` takes it; `build` may return several results."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            found = build(builder.emit, x)
-            made = relax.Tuple(found) if isinstance(found, list) else found
-            result = builder.emit_output(made)
-        builder.emit_func_output(result)
-    mod = builder.finalize()
-    with Target(HARDWARE.target):
-        for step in passes.graph_passes(HARDWARE):
-            if step.info.name == "Stitch":
-                return mod
-            mod = step(mod)
-    raise AssertionError("no pass is called Stitch")
+    return before("Stitch", build, shape, "x")
 
 
 def stitched(mod: IRModule, **options: Any) -> IRModule:
     with Target(HARDWARE.target):
         return Stitch(**options)(mod)
-
-
-def kernels(mod: IRModule) -> list[str]:
-    """The kernels that `main` calls, in order."""
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    calls = [call for call in found if op_name(call) == "relax.call_tir"]
-    return [str(call.args[0].name_hint) for call in calls]
 
 
 def weight(shape: tuple[int, ...]) -> Any:

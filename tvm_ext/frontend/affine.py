@@ -103,9 +103,9 @@ def _link(node: ir.Node) -> _Link | None:
 
 def _batch_norm(node: ir.Node) -> _Link | None:
     unused = all(not out.uses() and not out.is_graph_output() for out in node.outputs[1:])
-    if _int(node, "training_mode", 0) or not _int(node, "spatial", 1) or not unused:
+    if int_of(node, "training_mode", 0) or not int_of(node, "spatial", 1) or not unused:
         return None
-    parameters = [_constant(value) for value in node.inputs[1:]]
+    parameters = [constant_of(value) for value in node.inputs[1:]]
     if any(parameter is None for parameter in parameters):
         return None
     gamma, beta, mean, variance = (
@@ -120,7 +120,7 @@ def _batch_norm(node: ir.Node) -> _Link | None:
 
 def _binary(node: ir.Node) -> _Link | None:
     left, right = node.inputs
-    constants = [_constant(value) for value in node.inputs]
+    constants = [constant_of(value) for value in node.inputs]
     if left is None or right is None or (constants[0] is None) == (constants[1] is None):
         return None
     source, operand = (left, constants[1]) if constants[0] is None else (right, constants[0])
@@ -164,9 +164,9 @@ def _absorb(graph: ir.Graph, links: list[_Link], total: Affine) -> bool:
     linear = source.producer()
     if linear is None or linear.domain or linear.op_type not in LINEAR or not _read_once(source):
         return False
-    weight = _constant(linear.inputs[1])
+    weight = constant_of(linear.inputs[1])
     has_bias = len(linear.inputs) > 2 and linear.inputs[2] is not None
-    bias = _constant(linear.inputs[2]) if has_bias else np.zeros(1)
+    bias = constant_of(linear.inputs[2]) if has_bias else np.zeros(1)
     if weight is None or bias is None or total.axis not in (None, 1):
         return False
     attributes = dict(linear.attributes)
@@ -195,8 +195,8 @@ def _channels(linear: ir.Node, shape: tuple[int, ...]) -> int:
     if linear.op_type == "Conv":
         return shape[0]
     if linear.op_type == "ConvTranspose":
-        return shape[1] * _int(linear, "group", 1)
-    return shape[0 if _int(linear, "transB", 0) else 1]
+        return shape[1] * int_of(linear, "group", 1)
+    return shape[0 if int_of(linear, "transB", 0) else 1]
 
 
 def _along_weight(linear: ir.Node, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -206,11 +206,11 @@ def _along_weight(linear: ir.Node, scale: np.ndarray, shape: tuple[int, ...]) ->
     groups split the input channels, and (in, out) or, with transB, (out, in) for Gemm.
     """
     if linear.op_type == "Gemm":
-        return scale[:, None] if _int(linear, "transB", 0) else scale
+        return scale[:, None] if int_of(linear, "transB", 0) else scale
     window = (1,) * (len(shape) - 2)
     if linear.op_type == "Conv":
         return scale.reshape(-1, 1, *window)
-    groups = _int(linear, "group", 1)
+    groups = int_of(linear, "group", 1)
     rows = np.repeat(scale.reshape(groups, -1), shape[0] // groups, axis=0)
     return rows.reshape(*shape[:2], *window)
 
@@ -271,11 +271,19 @@ def _read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def _constant(value: ir.Value | None) -> np.ndarray | None:
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """The array that a value is known to be; None for any other, and for none."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
-def _int(node: ir.Node, name: str, default: int) -> int:
+def int_of(node: ir.Node, name: str, default: int) -> int:
+    """An attribute that is a number, or its default."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
+
+
+def text_of(node: ir.Node, name: str, default: str) -> str:
+    """An attribute that is a text, or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_string()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.frontend.affine import add_initialiser
+from tvm_ext.frontend.affine import add_initialiser, text_of
 
 Positions = np.ndarray
 
@@ -53,9 +53,9 @@ def settle_nearest(graph: ir.Graph) -> None:
 
 def _indices(node: ir.Node) -> dict[int, np.ndarray] | None:
     """For each axis the elements that are taken; None for other nodes and unknown extents."""
-    if node.domain or node.op_type != "Resize" or _text(node, "mode", "nearest") != "nearest":
+    if node.domain or node.op_type != "Resize" or text_of(node, "mode", "nearest") != "nearest":
         return None
-    if _text(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+    if text_of(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     source, result = node.inputs[0], node.outputs[0]
     given = [value.shape for value in (source, result) if value is not None]
@@ -64,8 +64,8 @@ def _indices(node: ir.Node) -> dict[int, np.ndarray] | None:
         return None
     before, after = known
     scales = _scales(node, before, after)
-    transform = _text(node, "coordinate_transformation_mode", "half_pixel")
-    rounding = _text(node, "nearest_mode", "round_prefer_floor")
+    transform = text_of(node, "coordinate_transformation_mode", "half_pixel")
+    rounding = text_of(node, "nearest_mode", "round_prefer_floor")
     if scales is None or not all(before) or rounding not in _ROUNDINGS:
         return None
     found = {}
@@ -129,8 +129,3 @@ def _repeats(index: np.ndarray, extent: int) -> bool:
     """Whether every element is taken equally often, one after another."""
     times, rest = divmod(index.size, extent)
     return not rest and np.array_equal(index, np.arange(index.size) // times)
-
-
-def _text(node: ir.Node, name: str, default: str) -> str:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_string()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.frontend.affine import FLOATS
+from tvm_ext.frontend.affine import FLOATS, constant_of, int_of, text_of
 
 MOST_STEPS = 2048
 """Steps of a sequence, in all directions, that are unrolled at most."""
@@ -58,17 +58,17 @@ def read_layer(node: ir.Node) -> Layer | None:
     shape = () if x.shape is None or not x.shape.is_static() else x.shape.numpy()
     if len(shape) != 3:
         return None
-    batch_first = bool(_int(node, "layout", 0))
+    batch_first = bool(int_of(node, "layout", 0))
     steps, batch = shape[1::-1] if batch_first else shape[:2]
-    direction = _text(node, "direction", "forward")
+    direction = text_of(node, "direction", "forward")
     reverse = {"forward": (False,), "reverse": (True,)}.get(direction, (False, True))
-    weights, recurrent = _array(inputs[1]), _array(inputs[2])
+    weights, recurrent = constant_of(inputs[1]), constant_of(inputs[2])
     if weights is None or recurrent is None or x.dtype not in FLOATS:
         return None
     if not weights.ndim == recurrent.ndim == 3 or len(weights) != len(reverse):
         return None
     hidden, size = recurrent.shape[2], GATES[op] * recurrent.shape[2]
-    bias, lengths, peepholes = (_array(inputs[place]) for place in (3, 4, 7))
+    bias, lengths, peepholes = (constant_of(inputs[place]) for place in (3, 4, 7))
     unknown = any(
         value is not None and known is None
         for value, known in ((inputs[3], bias), (inputs[4], lengths), (inputs[7], peepholes))
@@ -97,25 +97,10 @@ def read_layer(node: ir.Node) -> Layer | None:
         reverse=reverse,
         activations=tuple(tuple(names[k * each : (k + 1) * each]) for k in range(len(reverse))),
         clip=None if clip is None else clip.as_float(),
-        coupled=bool(_int(node, "input_forget", 0)),
-        after=bool(_int(node, "linear_before_reset", 0)),
+        coupled=bool(int_of(node, "input_forget", 0)),
+        after=bool(int_of(node, "linear_before_reset", 0)),
         batch_first=batch_first,
     )
-
-
-def _array(value: ir.Value | None) -> np.ndarray | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
-def _text(node: ir.Node, name: str, default: str) -> str:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_string()
 
 
 def _texts(node: ir.Node, name: str) -> tuple[str, ...]:

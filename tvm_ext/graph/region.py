@@ -5,10 +5,25 @@ b = call_tir(f, x); c = call_tir(g, b, W)   →   c = call_tir(f_g, x, W)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.tvm_api import InternalError, IRModule, PrimFunc, ir, op_name, relax, structural_walk
+from tvm_ext.tvm_api import (
+    InternalError,
+    IRModule,
+    PrimFunc,
+    ir,
+    op_name,
+    relax,
+    structural_walk,
+    with_blocks,
+)
+
+Predict = Callable[..., float]
+"""Called with a PrimFunc and perhaps the rule that it is to be planned by: its predicted time,
+infinite where it has no such plan."""
 
 _MERGED = "merged"
 _NAMES = 6
@@ -155,3 +170,71 @@ def _called(builder: Any) -> IRModule:
             result = builder.emit_output(relax.Call(function, params))
         builder.emit_func_output(result)
     return builder.get()
+
+
+@dataclass
+class Merger(ABC):
+    """Merges regions of a module's kernels; equal ones are looked at once."""
+
+    mod: IRModule
+    predict_us: Predict | None
+    builder: Any = field(init=False)
+    _us: dict[str, float] = field(default_factory=dict, init=False)
+    _merged: dict[Any, Any] = field(default_factory=dict, init=False)
+    """For each region, by its key, the variable of the function in its place; None if it stays."""
+
+    def __post_init__(self) -> None:
+        functions = self.mod.functions.items()
+        kernels = {v: func for v, func in functions if isinstance(func, PrimFunc)}
+        # a builder compares functions by hash, with weights: it is given those that have none
+        self.builder = relax.BlockBuilder(IRModule(kernels))
+
+    def run(self) -> IRModule:
+        """The module with regions as single calls; what nobody calls any more is gone."""
+        result = with_blocks(self.mod, self._block)
+        result.update(self.builder.get())
+        return relax.transform.DeadCodeElimination()(result)
+
+    @abstractmethod
+    def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
+        """The regions of a block to merge, with the variables of their functions; `taken` are the
+        places of the calls of all regions so far."""
+
+    @abstractmethod
+    def pays(self, region: Region, func: PrimFunc) -> bool:
+        """Whether a function that does what a region does should take its place."""
+
+    def variable(self, region: Region) -> Any:
+        """The variable of a region's function; None if it can be no kernel, or does not pay."""
+        key = region.key
+        if key not in self._merged:
+            func = region.merged(self.mod)
+            pays = func is not None and self.pays(region, func)
+            self._merged[key] = self.builder.add_func(func, region.name) if pays else None
+        return self._merged[key]
+
+    def apart_us(self, region: Region) -> float:
+        """Predicted time of a region's kernels one after another."""
+        return sum(self._predicted_us(call) for call in region.calls)
+
+    def _predicted_us(self, call: KernelCall) -> float:
+        name = str(call.kernel.name_hint)
+        if name not in self._us and self.predict_us is not None:
+            self._us[name] = self.predict_us(self.mod[call.kernel])
+        return self._us[name]
+
+    def _block(self, block: Any) -> Any:
+        calls = Calls.of(block)
+        taken: set[int] = set()
+        placed: dict[int, Any] = {}
+        for region, variable in self.chosen(calls, taken):
+            taken |= {call.number for call in region.calls}
+            placed[region.calls[-1].number] = region.call(variable)
+        if not placed:
+            return block
+        bindings = [
+            relax.VarBinding(binding.var, placed[number]) if number in placed else binding
+            for number, binding in enumerate(block.bindings)
+            if number in placed or number not in taken
+        ]
+        return relax.DataflowBlock(bindings)

@@ -13,20 +13,18 @@ less time. What lies between the stages is then a row long and stays in a core's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, KernelCall, Region
+from tvm_ext.graph.region import Calls, KernelCall, Merger, Predict, Region
 from tvm_ext.tile.fuse import along_rows, row_tile
 from tvm_ext.tir import prepare
 from tvm_ext.tir.read import uses_again
-from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, relax, tvm, with_blocks
+from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
 
-Predict = Callable[..., float]
-"""Called with a PrimFunc and perhaps the rule that it is to be planned by."""
 RULE = "rows"
 
 
@@ -47,44 +45,21 @@ class Stitch:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
-        kernels = {v: func for v, func in mod.functions.items() if isinstance(func, PrimFunc)}
-        # a builder compares functions by hash, with weights: it is given those that have none
-        stitcher = _Stitcher(mod, self, relax.BlockBuilder(IRModule(kernels)))
-        result = with_blocks(mod, stitcher.block)
-        result.update(stitcher.builder.get())
-        return relax.transform.DeadCodeElimination()(result)
+        return _Stitcher(mod, self.predict_us, self).run()
 
 
 @dataclass
-class _Stitcher:
-    mod: IRModule
+class _Stitcher(Merger):
     options: Stitch
-    builder: Any
     _light: dict[str, bool] = field(default_factory=dict)
-    _us: dict[str, float] = field(default_factory=dict)
-    _merged: dict[Any, Any] = field(default_factory=dict)
-    """For each region, by its key, the variable of the function in its place; None if it stays."""
 
-    def block(self, block: Any) -> Any:
-        """The block with regions as single calls."""
-        calls = Calls.of(block)
-        taken: set[int] = set()
-        sinks: dict[int, Any] = {}
+    def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
             if number in taken or not self._is_light(calls.kernels[number]):
                 continue
             region, variable = self._region(calls, number, taken)
             if variable is not None:
-                taken |= {call.number for call in region.calls}
-                sinks[number] = region.call(variable)
-        if not sinks:
-            return block
-        bindings = [
-            relax.VarBinding(binding.var, sinks[number]) if number in sinks else binding
-            for number, binding in enumerate(block.bindings)
-            if number in sinks or number not in taken
-        ]
-        return relax.DataflowBlock(bindings)
+                yield region, variable
 
     def _region(self, calls: Calls, sink: int, taken: set[int]) -> tuple[Region, Any]:
         """A region that ends with a call, and the function that takes its place; None for the call
@@ -107,7 +82,7 @@ class _Stitcher:
 
     def _try(self, calls: Calls, numbers: set[int]) -> tuple[Region, Any]:
         region = Region(tuple(calls.kernels[number] for number in sorted(numbers)))
-        return region, self._variable(region) if len(numbers) > 1 else None
+        return region, self.variable(region) if len(numbers) > 1 else None
 
     def _grown(self, calls: Calls, known: set[int], closed: set[int], most: int) -> set[int]:
         """Calls with those before them that only they read, the latest first: when the turn of one
@@ -134,26 +109,11 @@ class _Stitcher:
             self._light[name] = not (concatenates or is_scheduled(func) or uses_again(func))
         return self._light[name]
 
-    def _variable(self, region: Region) -> Any:
-        """The variable of a region's function; None if it can be no kernel, or a slower one."""
-        key = region.key
-        if key not in self._merged:
-            func = region.merged(self.mod)
-            pays = func is not None and _fits(func) and self._pays(region, func)
-            self._merged[key] = self.builder.add_func(func, region.name) if pays else None
-        return self._merged[key]
-
-    def _pays(self, region: Region, func: PrimFunc) -> bool:
-        if self.options.predict_us is None:
-            return True
-        apart_us = sum(self._predicted_us(call) for call in region.calls)
-        return self.options.predict_us(func, rule=RULE) < apart_us
-
-    def _predicted_us(self, call: KernelCall) -> float:
-        name = str(call.kernel.name_hint)
-        if name not in self._us and self.options.predict_us is not None:
-            self._us[name] = self.options.predict_us(self.mod[call.kernel])
-        return self._us[name]
+    def pays(self, region: Region, func: PrimFunc) -> bool:
+        """Whether it can be one kernel, and one that is faster."""
+        if not _fits(func):
+            return False
+        return self.predict_us is None or self.predict_us(func, rule=RULE) < self.apart_us(region)
 
 
 def _fits(func: PrimFunc) -> bool:

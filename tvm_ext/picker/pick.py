@@ -275,14 +275,14 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     intertwined = any(shares_index(node, axis) for axis in node.space)
-    ranked = sorted(
-        register_tiles(graph, node, vector, lanes, hw),
-        key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
-    )
+    cycles = {
+        tile: _cycles_per_point(graph, node, tile, lanes, hw)
+        for tile in register_tiles(graph, node, vector, lanes, hw)
+    }
     best: list[float] = []
-    for register in ranked[: max(REGISTER_TILES, count // 4)]:
-        least_us = _cycles_per_point(graph, node, register, lanes, hw) / hw.clock_ghz / 1e3
-        if len(best) >= count and least_us / hw.cores > best[count - 1]:
+    for register in sorted(cycles, key=cycles.__getitem__)[: max(REGISTER_TILES, count // 4)]:
+        least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
+        if len(best) >= count and least_us > best[count - 1]:
             continue
         for core in core_tiles(graph, node, register, lanes, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):

@@ -53,6 +53,21 @@ def test_integers_are_left_alone() -> None:
     check(model, {"Cast": 2, "Div": 1, "Mul": 1})
 
 
+def test_a_division_before_erf_is_a_multiplication() -> None:
+    model = make_model(
+        [
+            node("Div", ["x", "root"], ["a"]),
+            node("Erf", ["a"], ["b"]),
+            node("Floor", ["a"], ["c"]),
+            node("Mul", ["b", "c"], ["y"]),
+        ],
+        [value("x", 5, 7)],
+        ["y"],
+        {"root": np.array(2**0.5, np.float32)},
+    )
+    check(model, {"Div": 1, "Mul": 2, "Erf": 1, "Floor": 1})
+
+
 def test_a_scale_that_would_overflow_is_not_composed() -> None:
     model = make_model(
         [node("Mul", ["x", "big"], ["a"]), node("Mul", ["a", "big"], ["y"])],

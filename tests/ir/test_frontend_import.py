@@ -277,6 +277,13 @@ def test_functions_are_inlined() -> None:
     assert "add" in calls(imported)
 
 
+def test_a_hard_swish_divides_nothing() -> None:
+    imported = import_onnx(
+        make_model([helper.make_node("HardSwish", ["x"], ["y"])], [value("x", 5, 70)], ["y"])
+    )
+    assert "divide" not in calls(imported)
+
+
 @pytest.mark.skipif(not onnx.defs.has("SwiGLU"), reason="this onnx has no nested functions")
 def test_a_function_whose_body_calls_another() -> None:
     model = make_model(

@@ -8,7 +8,7 @@ it at most), and are tested:
     log      2 ULP, denormal arguments included; -inf at 0, NaN below
     tanh     6 ULP
     erf      8 ULP
-    sigmoid  3 ULP; 0 where e**-x overflows
+    sigmoid  3 ULP; 0 below -87.33
     softplus 4 ULP
     gelu, gelu_tanh, silu    4e-7 |x|
     selu     2e-7 |x| + 3e-7
@@ -38,7 +38,10 @@ _EXP = (
 )
 _EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
 """Where e**x leaves the normal numbers of float32."""
+_INFINITY = float("inf")
 _LOG2E = 1.44269504088896341
+_ROUNDING = 12582912.0
+"""1.5 * 2**23: of what is added to it the fraction is rounded off."""
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _TANH_TOP = (
     -2.76076847742355e-16,
@@ -114,24 +117,46 @@ def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
     return total
 
 
+def _exp_pieces(x: Expr, sign: int, join: Callable[[Expr, Expr], Expr], bias: int = 0) -> Expr:
+    """e**(sign * x) as `join` puts it together from e**r with |r| <= ln(2)/2, a degree-6 minimax
+    polynomial, and the bits of n + bias in the place of an exponent: it is e**r * 2**n.
+
+    n is rounded by adding a number whose last place is 1, so that it stands in the low bits. The
+    polynomial goes by pairs of terms: a vector waits for itself less long than in Horner's order.
+    """
+    six, five, four, three, two, one, zero = (
+        const(c * sign ** (6 - place)) for place, c in enumerate(_EXP)
+    )
+
+    def series(r: Expr) -> Expr:
+        def pairs(s: Expr) -> Expr:
+            high = (six * s + (five * r + four)) * s + (three * r + two)
+            return high * s + one * r + zero
+
+        return bind(r * r, pairs)
+
+    def reduced(shifted: Expr) -> Expr:
+        def rest(n: Expr) -> Expr:
+            return x - n * const(sign * _LN2_HIGH) - n * const(sign * _LN2_LOW)
+
+        r = bind(shifted - const(_ROUNDING + bias), rest)
+        return join(bind(r, series), _bits(shifted) << _int(23))
+
+    return bind(x * const(sign * _LOG2E) + const(_ROUNDING + bias), reduced)
+
+
 def exp(x: Expr) -> Expr:
-    """e**x = 2**n * e**r with |r| <= ln(2)/2: a degree-6 minimax polynomial for e**r, to whose
-    exponent n is added."""
+    """e**x, n added to the exponent of e**r."""
 
-    def scaled(n: Expr, r: Expr) -> Expr:
-        exponent = n.astype("int32") << _int(23)
-        return tirx.reinterpret("float32", _bits(_horner(_EXP, r)) + exponent)
+    def joined(value: Expr, exponent: Expr) -> Expr:
+        return tirx.reinterpret("float32", _bits(value) + exponent)
 
-    def reduced(v: Expr) -> Expr:
-        value = bind(
-            tirx.floor(v * const(_LOG2E) + const(0.5)),
-            lambda n: bind(v - n * const(_LN2_HIGH) - n * const(_LN2_LOW), lambda r: scaled(n, r)),
-        )
+    def whole(v: Expr) -> Expr:
         # neither comparison holds for a NaN, which the sum passes on
-        above = tirx.Select(v <= const(_EXP_HIGH), value, v + const(float("inf")))
+        above = tirx.Select(v <= const(_EXP_HIGH), _exp_pieces(v, 1, joined), v + const(_INFINITY))
         return tirx.Select(v < const(_EXP_LOW), const(0.0), above)
 
-    return bind(x, reduced)
+    return bind(x, whole)
 
 
 def _odd_rational(x: Expr, top: tuple[float, ...], bottom: tuple[float, ...], one: float) -> Expr:
@@ -157,8 +182,17 @@ def erf(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e**-x)."""
-    return const(1.0) / (const(1.0) + exp(const(0.0) - x))
+    """1 / (1 + e**-x), e**r times 2**n: a product passes a NaN on."""
+
+    def joined(value: Expr, power: Expr) -> Expr:
+        return const(1.0) / (const(1.0) + value * tirx.reinterpret("float32", power))
+
+    def whole(v: Expr) -> Expr:
+        low = tirx.Select(v > const(-_EXP_LOW), const(-_EXP_LOW), v)
+        value = bind(low, lambda u: _exp_pieces(u, -1, joined, bias=127))
+        return tirx.Select(v < const(_EXP_LOW), const(0.0), value)
+
+    return bind(x, whole)
 
 
 def gelu(x: Expr) -> Expr:

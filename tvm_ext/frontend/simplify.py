@@ -62,6 +62,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         if known and not unrolled:
             break
     settle_nearest(model.graph)
+    _multiply_before_erf(model.graph)
     _widen_expand(model.graph)
     _cast_exponents(model.graph)
     return model, tuple(dict.fromkeys(notes))
@@ -153,6 +154,32 @@ def _drop_dropout(graph: ir.Graph) -> None:
                 continue
         ir.convenience.replace_all_uses_with(result, node.inputs[0])
         graph.remove(node, safe=True)
+
+
+def _multiply_before_erf(graph: ir.Graph) -> None:
+    """Erf(x / c) => Erf(x * (1 / c)): a division by a constant takes a third of GELU's time.
+
+    Only there: what is cut or compared after it (an index) may hang on the last bit.
+    """
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Erf" and not node.domain else None
+        divide = None if source is None else source.producer()
+        if divide is None or divide.op_type != "Div" or divide.domain:
+            continue
+        dividend, divisor = divide.inputs
+        constant = None if divisor is None else ir.convenience.get_const_tensor(divisor)
+        if constant is None or constant.dtype not in FLOATS:
+            continue
+        result = divide.outputs[0]
+        reciprocal = (1 / constant.numpy().astype(np.float64)).astype(constant.dtype.numpy())
+        factor = add_initialiser(graph, f"{result.name}_factor", reciprocal)
+        multiply = ir.node("Mul", [dividend, factor], name=f"{divide.name}/times")
+        multiply.outputs[0].type, multiply.outputs[0].shape = result.type, result.shape
+        multiply.outputs[0].name = f"{result.name}_scaled"
+        graph.insert_before(node, multiply)
+        node.replace_input_with(0, multiply.outputs[0])
+        if not result.uses() and not result.is_graph_output():
+            graph.remove(divide, safe=True)
 
 
 def _widen_expand(graph: ir.Graph) -> None:

@@ -147,7 +147,7 @@ def register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
     extent = int(schedule.get(loops[-1]).extent)
     if lanes > 1 and extent % lanes == 0:
         *rest, last = loops
-        chunk, lane = schedule.split(last, [None, lanes])
+        chunk, lane = schedule.split(last, [None, interleaved(extent, lanes)])
         schedule.vectorize(lane)
         loops = [*rest, chunk]
     for loop in loops:

@@ -19,6 +19,8 @@ from msgspec import structs
 
 from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.merge_indices import merge_indices
+from tvm_ext.tir.join_axes import join_axes
 from tvm_ext.tir.read import divisions, loads, read_schedule
 from tvm_ext.tvm_api import (
     Analyzer,
@@ -247,7 +249,10 @@ def _prepared(func: PrimFunc) -> Prepared | None:
     if changed:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    if graph is not None and _split_blocked(schedule, graph, blocks, "map"):
+    if graph is not None and join_axes(schedule, graph, blocks):
+        joined = read_schedule(schedule, func)
+        graph = merge_indices(joined) if joined else None
+    elif graph is not None and _split_blocked(schedule, graph, blocks, "map"):
         schedule = schedule_of(_with_simple_quotients(schedule.mod["main"]))
         graph = read_schedule(schedule, schedule.mod["main"])
     if graph is None:

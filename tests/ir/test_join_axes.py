@@ -1,0 +1,87 @@
+"""Rows of outputs that lie one after another are counted by one axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from funcs import dense, placeholder
+
+from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import PrimFunc, te, tirx
+
+
+def graph_of(func: PrimFunc) -> TileGraph:
+    prepared = prepare(func)
+    assert prepared is not None
+    return prepared.graph
+
+
+def conv_func(
+    batch: int = 1, kernel: int = 1, stride: int = 1, columns: int = 7, epilogue: bool = True
+) -> PrimFunc:
+    """24 channels of 5 rows to 32, with a residual input and ReLU or without."""
+    geometry = ConvGeometry((kernel, kernel), (stride, stride), (0, 0), (0, 0), (1, 1), 1, 24, 32)
+    size = (stride * 4 + kernel, stride * (columns - 1) + kernel)
+    x = placeholder("x", batch, *size, 24)
+    w = placeholder("w", 2, kernel, kernel, 24, 16)
+    y = conv(x, w, geometry, 8)
+    if not epilogue:
+        return te.create_prim_func([x, w, y])
+    r = placeholder("r", batch, 5, columns, 32)
+    z = te.compute(
+        y.shape, lambda *at: tirx.max(y[at] + r[at], tirx.const(0.0, "float32")), name="z"
+    )
+    return te.create_prim_func([x, w, r, z])
+
+
+def extents(func: PrimFunc) -> list[tuple[int, ...]]:
+    return [node.extents for node in graph_of(func).nodes]
+
+
+def test_rows_and_columns_of_a_pointwise_convolution_are_one_axis() -> None:
+    graph = graph_of(conv_func())
+    assert [node.extents for node in graph.nodes] == [(1, 35, 32, 1, 1, 24), (1, 35, 32)]
+    assert epilogue_of(graph, 0) == 1
+    assert {tensor.shape for tensor in graph.tensors} == {
+        (1, 35, 24),
+        (2, 1, 1, 24, 16),
+        (1, 35, 32),
+    }
+
+
+def test_images_of_a_batch_are_part_of_it() -> None:
+    assert extents(conv_func(batch=3)) == [(105, 32, 1, 1, 24), (105, 32)]
+
+
+def test_a_product_without_an_epilogue_gets_a_copy() -> None:
+    assert extents(conv_func(epilogue=False)) == [(1, 35, 32, 1, 1, 24), (1, 35, 32)]
+
+
+def test_windows_and_steps_keep_their_axes() -> None:
+    for func in (conv_func(kernel=3), conv_func(stride=2)):
+        assert extents(func)[0][:4] == (1, 5, 7, 32)
+
+
+def test_a_column_alone_is_joined_with_nothing() -> None:
+    assert extents(conv_func(columns=1))[1] == (1, 5, 1, 32)
+
+
+def test_sentences_of_a_batch_are_one_axis() -> None:
+    """x [3, 5, 24] times W: 15 rows."""
+    x, b = placeholder("x", 3, 5, 24), placeholder("b", 64)
+    w = placeholder("w", 2, 24, 32)
+    k = te.reduce_axis((0, 24), name="k")
+
+    def product(i: Any, j: Any, o: Any) -> Any:
+        return te.sum(x[i, j, k] * w[o // 32, k, o % 32], axis=k)
+
+    y = te.compute((3, 5, 64), product, name="dense")
+    z = te.compute((3, 5, 64), lambda i, j, o: y[i, j, o] + b[o], name="biased")
+    assert extents(te.create_prim_func([x, w, b, z])) == [(15, 64, 24), (15, 64)]
+    rows = placeholder("x", 15, 24)
+    flat = dense(rows, w)
+    shifted = te.compute((15, 64), lambda i, o: flat[i, o] + b[o], name="biased")
+    assert extents(te.create_prim_func([rows, w, b, shifted])) == [(15, 64, 24), (15, 64)]

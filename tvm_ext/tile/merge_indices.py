@@ -1,0 +1,54 @@
+"""Indices that are one again: `x[i // 7, i % 7]` of a tensor of 5 x 7 is `x[i]` of 35 elements."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tvm_ext.tile.graph import Access, AffineDim, TileGraph
+
+
+def merge_indices(graph: TileGraph) -> TileGraph:
+    """The graph with neighbouring indices of a tensor as one wherever all accesses to it go from
+    the end of a row to the start of the next; its tensors then have fewer dimensions."""
+    for number in range(len(graph.tensors)):
+        place = 0
+        while place + 1 < len(graph.tensors[number].shape):
+            merged = _merged(graph, number, place)
+            graph, place = (graph, place + 1) if merged is None else (merged, max(0, place - 1))
+    return graph
+
+
+def _merged(graph: TileGraph, number: int, place: int) -> TileGraph | None:
+    """The graph with indices `place` and the next of a tensor as one; None where they are two."""
+    tensor = graph.tensors[number]
+    extent = tensor.shape[place + 1]
+
+    def of(access: Access) -> Access:
+        if access.tensor != number:
+            return access
+        dim = _one(access.dims[place], access.dims[place + 1], extent)
+        if dim is None:
+            raise LookupError
+        return Access(number, (*access.dims[:place], dim, *access.dims[place + 2 :]))
+
+    try:
+        nodes = tuple(
+            structs.replace(node, reads=tuple(map(of, node.reads)), write=of(node.write))
+            for node in graph.nodes
+        )
+    except LookupError:
+        return None
+    shape = (*tensor.shape[:place], tensor.shape[place] * extent, *tensor.shape[place + 2 :])
+    tensors = list(graph.tensors)
+    tensors[number] = structs.replace(tensor, shape=shape)
+    return structs.replace(graph, tensors=tuple(tensors), nodes=nodes)
+
+
+def _one(outer: AffineDim | None, inner: AffineDim | None, extent: int) -> AffineDim | None:
+    """The index whose quotient by the extent is the outer one, and whose remainder the inner."""
+    if outer is None or inner is None or inner.mod != extent:
+        return None
+    same = (outer.coeffs, outer.offset) == (inner.coeffs, inner.offset)
+    if not same or outer.div != inner.div * extent:
+        return None
+    return AffineDim(inner.coeffs, inner.offset, inner.div, outer.mod * extent)

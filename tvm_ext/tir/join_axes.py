@@ -1,0 +1,94 @@
+"""Joined axes: rows of outputs that lie one after another in all tensors are counted by one axis.
+
+    y[n, h, w, o] += x[n, h, w, k] * W[k, o]     rows of 7: register tiles of 4 and 3
+        →
+    y[n, hw // 7, hw % 7, o] += x[n, hw // 7, hw % 7, k] * W[k, o]     49: nine of 5, one of 4
+
+A 1x1 convolution is a product, whose tiles need not end where a row of the image does. The tensors
+are the caller's: in memory their two indices are one again.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from tvm_ext.tile.classify import has_reuse
+from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
+
+
+def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> bool:
+    """Joins the axes of a product and its epilogue where all tensors allow; whether the schedule is
+    another. A product without an epilogue gets a copy of what it makes, as its plan would."""
+    product, last = graph.nodes[0], graph.nodes[-1]
+    rank = len(product.write.dims)
+    if not has_reuse(product) or any(node.space != tuple(range(rank)) for node in graph.nodes):
+        return False
+    if last is not product and (len(graph.nodes) > 2 or epilogue_of(graph, 0) != 1):
+        return False
+    accesses = [(node, access) for node in graph.nodes for access in (*node.reads, node.write)]
+    joined = [
+        all(_in_a_row(graph, node, access, axis) for node, access in accesses)
+        and all(dim is not None and dim.uses(place) for place, dim in enumerate(product.write.dims))
+        for axis in range(rank - 1)
+    ]
+    if not any(joined):
+        return False
+    before = [last.axes[axis].extent for axis in range(rank)]
+    flat = _index_map(before, joined, 0)
+    try:
+        copy = schedule.cache_write(blocks[0], 0, "global") if last is product else blocks[1]
+        schedule.transform_layout(blocks[0], ("write", 0), flat)
+        more = len(product.axes) - rank
+        schedule.transform_block_layout(blocks[0], _index_map(before, joined, more))
+        schedule.transform_block_layout(copy, flat)
+    except ScheduleError:
+        pass  # what was done so far computes the same
+    return True
+
+
+def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:
+    """Each run of joined axes as one; `more` axes after them stay."""
+    before = [tirx.Var(f"i{place}", "int32") for place in range(len(extents) + more)]
+    after = [before[0]]
+    for place, (extent, join) in enumerate(zip(extents[1:], joined, strict=True), start=1):
+        if join:
+            after[-1] = after[-1] * extent + before[place]
+        else:
+            after.append(before[place])
+    return tirx.IndexMap(before, [*after, *before[len(extents) :]], None)
+
+
+def _in_a_row(graph: TileGraph, node: TileNode, access: Access, axis: int) -> bool:
+    """Whether an access goes from the end of one axis straight to the start of the next row, or
+    uses neither axis."""
+    outer, inner = axis, axis + 1
+    if min(node.axes[outer].extent, node.axes[inner].extent) == 1:
+        return False
+    users = [
+        (place, dim is None or dim.uses(outer), dim is None or dim.uses(inner))
+        for place, dim in enumerate(access.dims)
+        if dim is None or dim.uses(outer) or dim.uses(inner)
+    ]
+    if not users:
+        return True
+    shape = graph.tensors[access.tensor].shape
+    return (
+        [(first, second) for _, first, second in users] == [(True, False), (False, True)]
+        and all(later - place == 1 for (place, *_), (later, *_) in pairwise(users))
+        and shape[users[1][0]] == node.axes[inner].extent
+        and all(_is_alone(node, access, place) for place, *_ in users)
+    )
+
+
+def _is_alone(node: TileNode, access: Access, place: int) -> bool:
+    """Whether an index is one axis and nothing else, but for axes of one element."""
+    dim = access.dims[place]
+    return (
+        dim is not None
+        and (dim.offset, dim.div, dim.mod) == (0, 1, 0)
+        and [step for a, step in zip(node.axes, dim.coeffs, strict=True) if step and a.extent > 1]
+        == [1]
+    )

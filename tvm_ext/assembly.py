@@ -24,7 +24,7 @@ from tvm_ext.measure.build import one_line
 from tvm_ext.measure.job import Failure
 from tvm_ext.passes import apply_plans, lowering_passes
 from tvm_ext.planner import Planned, Task, next_option
-from tvm_ext.records.manifest import MANIFEST_VERSION, Manifest, TensorInfo
+from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.export import Parts, with_manifest
 from tvm_ext.runtime.kernel import Kernel
@@ -53,6 +53,7 @@ class Lowered:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
+    fusions: tuple[Fusion, ...] = ()
 
     @property
     def distinct(self) -> dict[str, Task]:
@@ -214,4 +215,5 @@ def make_manifest(
         notes=notes,
         anywhere=True,
         own_outputs=own_outputs(lowered.mod["main"]),
+        fusions=lowered.fusions,
     )

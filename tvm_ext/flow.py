@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import graph_passes, tasks_of
 from tvm_ext.planner import Planned, plan_task
 from tvm_ext.records import Database
-from tvm_ext.records.manifest import TensorInfo
+from tvm_ext.records.manifest import Fusion, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
@@ -77,9 +78,10 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
         outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
     left_out: list[str] = []
+    decisions: list[Fusion] = []
     disabled = set(tvm.transform.PassContext.current().disabled_pass)
     with Target(hardware.target):
-        for step in graph_passes(hardware):
+        for step in graph_passes(hardware, explain=decisions.append):
             if step.info.name in disabled:
                 continue
             with shield(f"pass {step.info.name} left out", left_out):
@@ -88,7 +90,11 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         mod = relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(mod)
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
     notes = (*notes, *left_out)
-    return Lowered(mod, hardware, tasks_of(mod), name, inputs, outputs, notes)
+    fusions = tuple(
+        msgspec.structs.replace(decision, times=times)
+        for decision, times in Counter(decisions).items()
+    )
+    return Lowered(mod, hardware, tasks_of(mod), name, inputs, outputs, notes, fusions)
 
 
 @without_collections()

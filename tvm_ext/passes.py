@@ -26,6 +26,7 @@ from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
 from tvm_ext.graph.read_planes import ReadPlanes
+from tvm_ext.graph.region import Explain
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.stitch import Stitch
@@ -63,8 +64,9 @@ __all__ = [
 ]
 
 
-def graph_passes(hardware: HardwareModel) -> list[Any]:
-    """From a Relax module to calls of a PrimFunc per group, none of them scheduled."""
+def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> list[Any]:
+    """From a Relax module to calls of a PrimFunc per group, none of them scheduled. `explain` is
+    told what fusion passes decide."""
     return [
         LowerEinsum(),
         Normalise(),
@@ -82,8 +84,8 @@ def graph_passes(hardware: HardwareModel) -> list[Any]:
         Share(),
         FoldIndices(),
         Fuse(),
-        Stitch(partial(predicted_us, hardware=hardware)),
-        AbsorbViews(partial(predicted_us, hardware=hardware)),
+        Stitch(partial(predicted_us, hardware=hardware), explain=explain),
+        AbsorbViews(partial(predicted_us, hardware=hardware), explain),
         MemoryOrder(),
         ConcatInPlace(hardware.lanes(4)),
     ]

@@ -72,6 +72,29 @@ def test_rows_become_one_kernel(build: Build) -> None:
     assert len(functions) == 1, "kernels that nobody calls are gone"
 
 
+def test_each_decision_is_explained() -> None:
+    told: list[Any] = []
+
+    def build(emit: Emit, x: Any) -> list[Any]:
+        product = emit(op.matmul(x, weight((96, 96))))
+        return [softmax(emit, product), product]
+
+    stitched(fused(build), explain=told.append)
+    (one,) = (fusion for fusion in told if len(fusion.kernels) > 1)
+    size = 48 * 96 * 4
+    assert (one.by, one.together_bytes) == ("Stitch", 2 * size)
+    assert one.apart_bytes >= 4 * size
+    assert one.stopped.endswith("is a product or a window")
+
+    def dear(func: PrimFunc, rule: str = "") -> float:
+        return 9.0 if rule else 1.0
+
+    told.clear()
+    stitched(fused(softmax), predict_us=dear, explain=told.append)
+    assert all(len(fusion.kernels) == 1 for fusion in told)
+    assert any("slower: 9.0 us" in fusion.stopped for fusion in told)
+
+
 def test_the_model_decides() -> None:
     mod = fused(layer_norm)
     asked = []

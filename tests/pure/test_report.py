@@ -13,7 +13,8 @@ import msgspec
 from manifests import manifest
 
 from tvm_ext.records import Record, RecordFailure, TaskKey
-from tvm_ext.records.manifest import Group
+from tvm_ext.records.manifest import Fusion, Group
+from tvm_ext.report.fusions import fusions_text
 from tvm_ext.report.groups import groups_text, sources
 from tvm_ext.report.log_tables import best_text, records_text, summarise, summary_text
 from tvm_ext.report.text import draw, gflops_text, us_text
@@ -54,6 +55,18 @@ def test_header() -> None:
     for word in ("m.onnx", "cpu/host", "0123456789ab", "2 threads", "feedc0de0000", "tvm 0.27"):
         assert word in text
     assert "log line skipped: a:3: torn" in text
+
+
+def test_fusions_say_what_was_saved_and_why_they_stopped() -> None:
+    merged = Fusion("Stitch", ("fused_max", "exp"), "dense is a product", 9.0, 5.0, 4_000_000, 1, 3)
+    alone = Fusion("Stitch", ("take",), "with cast: slower: 7.0 us, 6.0 us apart", 0, 0, 20_000)
+    text = fusions_text(msgspec.structs.replace(manifest(PICKED), fusions=(alone, merged)))
+    assert "6 kernels became 3, 12.0 MB 0.0; 1 stayed alone" in text
+    first, second = (line for line in text.splitlines() if line.strip().startswith("Stitch"))
+    assert "max + exp" in first
+    assert "dense is a product" in first
+    assert "take" in second
+    assert "slower: 7.0 us" in second
 
 
 def test_every_kernel_with_its_plan_and_its_figures() -> None:

@@ -23,6 +23,7 @@ from tvm_ext.errors import TargetError
 from tvm_ext.records.manifest import Manifest
 from tvm_ext.records.profile import with_profile
 from tvm_ext.report.figure import SUFFIXES, require_matplotlib
+from tvm_ext.report.fusions import fusions_text
 from tvm_ext.report.groups import groups_text
 from tvm_ext.report.picture import draw_roofline
 from tvm_ext.report.roofline import group_lines, roofline_text
@@ -53,6 +54,11 @@ def make_parser() -> Parser:
         metavar="out.svg",
         help="draw the kernels under the machine's roofs, as .svg or .png",
     )
+    parser.add_argument(
+        "--fusion",
+        action="store_true",
+        help="print which memory-bound kernels became one, and why the others stayed apart",
+    )
     add_json(parser)
     return parser
 
@@ -68,6 +74,9 @@ def work(args: argparse.Namespace) -> Answer:
     from tvm_ext.runtime.threads import use_threads
 
     executable, manifest = load_artifact(Path(args.artifact))
+    if args.fusion:
+        fusions = [msgspec.to_builtins(fusion) for fusion in manifest.fusions]
+        return Answer(fusions_text(manifest, **text_style()), {"fusions": fusions})
     if not args.measure and picture is None:
         return Answer(groups_text(manifest, **text_style()), msgspec.to_builtins(manifest))
     threads = use_threads(manifest.num_threads) if args.measure else manifest.num_threads

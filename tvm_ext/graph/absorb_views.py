@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.graph.region import Calls, KernelCall, Merger, Predict, Region
+from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
 from tvm_ext.tir import prepare
 from tvm_ext.tir.prepare import is_view
 from tvm_ext.tir.read import copies, uses_again
@@ -30,17 +30,20 @@ class AbsorbViews:
     whose only reader they are.
 
     predict_us  predicted time of a PrimFunc by its best plan, infinite where there is none
+    explain     told of each product with views around it, and why it takes in no more of them
     """
 
     predict_us: Predict
+    explain: Explain | None = None
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
-        return _Absorber(mod, self.predict_us).run()
+        return _Absorber(mod, self.predict_us, self.explain).run()
 
 
 @dataclass
 class _Absorber(Merger):
+    name = "AbsorbViews"
     _views: dict[str, bool] = field(default_factory=dict)
     _products: dict[str, bool] = field(default_factory=dict)
 
@@ -51,6 +54,8 @@ class _Absorber(Merger):
                 if variable is not None:
                     yield region, variable
                     break
+                names = ", ".join(str(call.kernel.name_hint) for call in region.calls)
+                self.stopped.setdefault(number, f"{names}: {self.refused[region.key]}")
 
     def _regions(self, calls: Calls, number: int, taken: set[int]) -> list[Region]:
         """The product with the views before and after it; with those before it; with each alone."""
@@ -70,13 +75,13 @@ class _Absorber(Merger):
         found = {tuple(places): None for places in choices if len(places) > 1}
         return [Region(tuple(calls.kernels[place] for place in places)) for places in found]
 
-    def pays(self, region: Region, func: PrimFunc) -> bool:
-        """Whether one kernel computes the region at once, views being no stages of it."""
+    def refusal(self, region: Region, func: PrimFunc) -> str:
+        """Why one kernel does not compute the region at once, views being no stages of it."""
         product = next(call for call in region.calls if self._is_product(call))
         alone, merged = prepare(self.mod[product.kernel]), prepare(func)
         if alone is None or merged is None or len(merged.graph.nodes) != len(alone.graph.nodes):
-            return False
-        return self.predict_us is not None and self.predict_us(func) < self.apart_us(region)
+            return "a view would be a stage"
+        return self.slower(region, func)
 
     def _is_product(self, call: KernelCall) -> bool:
         """Whether a kernel is unscheduled and reads elements for several results."""

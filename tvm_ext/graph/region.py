@@ -6,17 +6,21 @@ b = call_tir(f, x); c = call_tir(g, b, W)   →   c = call_tir(f_g, x, W)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf, prod
+from typing import Any, ClassVar
 
+from tvm_ext.records.manifest import Fusion
 from tvm_ext.tvm_api import (
     InternalError,
     IRModule,
     PrimFunc,
+    element_bytes,
     ir,
     op_name,
     relax,
+    static_extents,
     structural_walk,
     with_blocks,
 )
@@ -24,7 +28,10 @@ from tvm_ext.tvm_api import (
 Predict = Callable[..., float]
 """Called with a PrimFunc and perhaps the rule that it is to be planned by: its predicted time,
 infinite where it has no such plan."""
+Explain = Callable[[Fusion], object]
+"""Called with each decision."""
 
+NO_FUNCTION = "TVM makes no function of them"
 _MERGED = "merged"
 _NAMES = 6
 """Kernels that a region's name tells of."""
@@ -128,6 +135,16 @@ class Region:
             for call in self.calls
         )
 
+    @property
+    def apart_bytes(self) -> int:
+        """What its kernels read and write, each tensor once a kernel."""
+        return sum(_bytes([*call.operands, call.var]) for call in self.calls)
+
+    @property
+    def together_bytes(self) -> int:
+        """What one kernel in its place would."""
+        return _bytes([*self.inputs, self.calls[-1].var])
+
     def call(self, variable: Any) -> Any:
         """The call of the function that takes the region's place."""
         last = self.calls[-1].value
@@ -161,6 +178,14 @@ class Region:
             return None
 
 
+def _bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of tensors with static shapes."""
+    return sum(
+        prod(static_extents(tensor.ty) or (0,)) * element_bytes(tensor.ty.dtype)
+        for tensor in dict.fromkeys(tensors)
+    )
+
+
 def _called(builder: Any) -> IRModule:
     """The module with a `main` that calls the merged function: FuseTIR sees no others."""
     function = builder.get().get_global_var(_MERGED)
@@ -176,9 +201,18 @@ def _called(builder: Any) -> IRModule:
 class Merger(ABC):
     """Merges regions of a module's kernels; equal ones are looked at once."""
 
+    name: ClassVar[str]
+    """Of the pass."""
+
     mod: IRModule
     predict_us: Predict | None
+    explain: Explain | None
     builder: Any = field(init=False)
+    stopped: dict[int, str] = field(default_factory=dict, init=False)
+    """Why the region that ends with a call, perhaps the call alone, is no larger."""
+    refused: dict[Any, str] = field(default_factory=dict, init=False)
+    """Why regions, by their keys, did not become one kernel."""
+    _together_us: dict[Any, float] = field(default_factory=dict, init=False)
     _us: dict[str, float] = field(default_factory=dict, init=False)
     _merged: dict[Any, Any] = field(default_factory=dict, init=False)
     """For each region, by its key, the variable of the function in its place; None if it stays."""
@@ -201,21 +235,52 @@ class Merger(ABC):
         places of the calls of all regions so far."""
 
     @abstractmethod
-    def pays(self, region: Region, func: PrimFunc) -> bool:
-        """Whether a function that does what a region does should take its place."""
+    def refusal(self, region: Region, func: PrimFunc) -> str:
+        """Why a function that does what a region does should not take its place; empty if it
+        should."""
 
     def variable(self, region: Region) -> Any:
         """The variable of a region's function; None if it can be no kernel, or does not pay."""
         key = region.key
         if key not in self._merged:
             func = region.merged(self.mod)
-            pays = func is not None and self.pays(region, func)
+            self.refused[key] = NO_FUNCTION if func is None else self.refusal(region, func)
+            pays = not self.refused[key]
             self._merged[key] = self.builder.add_func(func, region.name) if pays else None
         return self._merged[key]
+
+    def slower(self, region: Region, func: PrimFunc, **asked: str) -> str:
+        """Why a function is no faster than the region apart; empty if it is."""
+        if self.predict_us is None:
+            return ""
+        apart_us, together_us = self.apart_us(region), self.predict_us(func, **asked)
+        self._together_us[region.key] = together_us
+        if together_us < apart_us:
+            return ""
+        if together_us == inf:
+            return "no plan for one kernel"
+        return f"slower: {together_us:.1f} us, {apart_us:.1f} us apart"
 
     def apart_us(self, region: Region) -> float:
         """Predicted time of a region's kernels one after another."""
         return sum(self._predicted_us(call) for call in region.calls)
+
+    def _tell(self, region: Region) -> None:
+        if self.explain is None:
+            return
+        several = len(region.calls) > 1 and self.predict_us is not None
+        numbers = [call.number for call in region.calls]
+        self.explain(
+            Fusion(
+                by=self.name,
+                kernels=tuple(str(call.kernel.name_hint) for call in region.calls),
+                stopped=next(filter(None, map(self.stopped.get, numbers)), ""),
+                apart_us=round(self.apart_us(region), 2) if several else 0.0,
+                together_us=round(self._together_us.get(region.key, 0.0), 2) if several else 0.0,
+                apart_bytes=region.apart_bytes,
+                together_bytes=region.together_bytes,
+            )
+        )
 
     def _predicted_us(self, call: KernelCall) -> float:
         name = str(call.kernel.name_hint)
@@ -230,6 +295,10 @@ class Merger(ABC):
         for region, variable in self.chosen(calls, taken):
             taken |= {call.number for call in region.calls}
             placed[region.calls[-1].number] = region.call(variable)
+            self._tell(region)
+        for number in sorted(self.stopped.keys() - taken):
+            self._tell(Region((calls.kernels[number],)))
+        self.stopped.clear()
         if not placed:
             return block
         bindings = [

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, KernelCall, Merger, Predict, Region
+from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
 from tvm_ext.tile.fuse import along_rows, row_tile
 from tvm_ext.tir import prepare
 from tvm_ext.tir.read import uses_again
@@ -37,27 +37,32 @@ class Stitch:
                 asked for; without it every region that can be one kernel becomes one
     most        kernels of a region
     attempts    regions that are tried for one last kernel where the largest is refused
+    explain     told of each memory-bound kernel, merged or not, and why it is no larger
     """
 
     predict_us: Predict | None = None
     most: int = 32
     attempts: int = 8
+    explain: Explain | None = None
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
-        return _Stitcher(mod, self.predict_us, self).run()
+        return _Stitcher(mod, self.predict_us, self.explain, self).run()
 
 
 @dataclass
 class _Stitcher(Merger):
+    name = "Stitch"
     options: Stitch
-    _light: dict[str, bool] = field(default_factory=dict)
+    _heavy: dict[str, str] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
             if number in taken or not self._is_light(calls.kernels[number]):
                 continue
             region, variable = self._region(calls, number, taken)
+            own = {call.number for call in region.calls}
+            self.stopped.setdefault(number, self._stop(calls, own, taken))
             if variable is not None:
                 yield region, variable
 
@@ -66,7 +71,7 @@ class _Stitcher(Merger):
         alone. All that can be part of it is tried first, then one call after another."""
         whole = self._grown(calls, {sink}, taken, self.options.most)
         found = self._try(calls, whole)
-        if found[1] is not None:
+        if found[1] is not None or len(whole) == 1:
             return found
         numbers, closed = {sink}, set(taken)
         for _ in range(self.options.attempts):
@@ -75,6 +80,7 @@ class _Stitcher(Merger):
                 break
             tried = self._try(calls, more)
             if tried[1] is None:
+                self.stopped.setdefault(sink, self._refused(calls, tried[0], more - numbers))
                 closed |= more - numbers
             else:
                 numbers, found = more, tried
@@ -99,26 +105,51 @@ class _Stitcher(Merger):
                     heappush(waiting, -producer)
         return numbers
 
+    def _refused(self, calls: Calls, region: Region, new: set[int]) -> str:
+        """Why a region was not made, by the kernel that it would have taken in."""
+        names = ", ".join(str(calls.kernels[number].kernel.name_hint) for number in new)
+        return f"with {names}: {self.refused[region.key]}"
+
+    def _stop(self, calls: Calls, numbers: set[int], taken: set[int]) -> str:
+        """Why a region takes in none of the kernels before it; empty if there are none."""
+        before = {p for number in numbers for p in calls.producers(number)} - numbers
+        for number in sorted(before, reverse=True):
+            name = str(calls.kernels[number].kernel.name_hint)
+            if heavy := self._heaviness(calls.kernels[number]):
+                return f"{name} {heavy}"
+            if number in taken:
+                return f"{name} is part of another kernel"
+            if not calls.readers(number) <= numbers:
+                return f"{name} is read by others too"
+        return f"{self.options.most} kernels are the most" if before else ""
+
     def _is_light(self, call: KernelCall) -> bool:
-        """Whether a kernel is worth a look: unscheduled, and none that reads elements for several
-        results, as products do. Asked of every kernel of a model, so the blocks are not read."""
+        """Whether a kernel is worth a look."""
+        return not self._heaviness(call)
+
+    def _heaviness(self, call: KernelCall) -> str:
+        """Why a kernel is not worth a look; empty if it is: unscheduled, and none that reads
+        elements for several results, as products do. Asked of every kernel of a model, so the
+        blocks are not read."""
         name = str(call.kernel.name_hint)
-        if name not in self._light:
+        if name not in self._heavy:
             func = self.mod[call.kernel]
-            concatenates = bool(func.attrs) and CONCAT_AXIS in func.attrs
-            self._light[name] = not (concatenates or is_scheduled(func) or uses_again(func))
-        return self._light[name]
+            self._heavy[name] = (
+                "becomes parts written in place"
+                if func.attrs and CONCAT_AXIS in func.attrs
+                else "has a schedule of its own"
+                if is_scheduled(func)
+                else "is a product or a window"
+                if uses_again(func)
+                else ""
+            )
+        return self._heavy[name]
 
-    def pays(self, region: Region, func: PrimFunc) -> bool:
-        """Whether it can be one kernel, and one that is faster."""
-        if not _fits(func):
-            return False
-        return self.predict_us is None or self.predict_us(func, rule=RULE) < self.apart_us(region)
-
-
-def _fits(func: PrimFunc) -> bool:
-    """Whether all stages can be computed row by row, reductions in vectors."""
-    prepared = prepare(func)
-    if prepared is None or row_tile(prepared.graph) is None:
-        return False
-    return along_rows(prepared.graph)
+    def refusal(self, region: Region, func: PrimFunc) -> str:
+        """Why it cannot be one kernel, its stages computed row by row, or one that is faster."""
+        prepared = prepare(func)
+        if prepared is None or row_tile(prepared.graph) is None:
+            return "no rows that all stages share"
+        if not along_rows(prepared.graph):
+            return "a reduction goes across what lies side by side"
+        return self.slower(region, func, rule=RULE)

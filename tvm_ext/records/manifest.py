@@ -47,9 +47,30 @@ class Group(msgspec.Struct, frozen=True):
     fallback: tuple[str, ...] = ()
 
 
+class Fusion(msgspec.Struct, frozen=True):
+    """What a fusion pass made of memory-bound kernels: one of several, or one that stayed alone.
+
+    by        the pass
+    kernels   as the pass met them, in order
+    stopped   the first reason why it is no larger; empty if there was nothing more to take in
+    apart_us, together_us  predicted; 0 where nothing asked
+    apart_bytes, together_bytes  what the kernels read and write, each tensor once a kernel
+    """
+
+    by: str
+    kernels: tuple[str, ...]
+    stopped: str = ""
+    apart_us: float = 0.0
+    together_us: float = 0.0
+    apart_bytes: int = 0
+    together_bytes: int = 0
+    times: int = 1
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """An artifact's inputs and outputs, kernels, target and origin.
 
+    fusions      what fusion passes decided; equal decisions once
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
     """
@@ -68,6 +89,7 @@ class Manifest(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     anywhere: bool = False
     own_outputs: tuple[int, ...] = ()
+    fusions: tuple[Fusion, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -2,6 +2,7 @@
 
     text        drawing with rich, loaded only then; numbers as people write them
     groups      the kernels of an artifact, their plans and why some fell back
+    fusions     which memory-bound kernels became one, and why others stayed apart
     roofline    the same beside what the machine allows
     picture     the roofline drawn, with matplotlib
     tune_table  the tasks of a model while it is tuned

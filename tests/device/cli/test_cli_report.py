@@ -29,6 +29,12 @@ def test_measured_in_place(command: Command, artifact: Path) -> None:
     assert artifact.read_bytes() == before
 
 
+def test_what_fusion_decided(command: Command, artifact: Path) -> None:
+    data = answer(command("report", artifact, "--fusion", "--json"))
+    text = good(command("report", artifact, "--fusion")).stdout
+    assert f"{sum(len(f['kernels']) == 1 for f in data['fusions'])} stayed alone" in text
+
+
 def test_a_picture_of_what_is_predicted(command: Command, artifact: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need tvm_ext[plot]")
     path = tmp_path / "a.svg"

@@ -35,6 +35,7 @@ def _convolutions() -> None:
     case("conv2d_crop_bias_relu", _conv(17, (3, 3), bias_relu, padding=1), (1, 3, 11, 13))
     case("conv2d_1x1", _conv(33, (1, 1)), (2, 17, 7, 7))
     case("conv2d_1x1_blocks", _conv(96, (1, 1), bias_relu), (1, 32, 7, 9))
+    case("conv2d_1x1_crop", _conv(90, (1, 1), bias_relu), (1, 24, 13, 13))
     case("conv2d_1x1_to_one", _conv(1, (1, 1)), (1, 1, 5, 5))
     case("conv2d_7x7_stride2", _conv(16, (7, 7), strides=2, padding=3), (1, 3, 23, 23))
     case("conv2d_asymmetric", _conv(8, (3, 2), strides=(2, 1), padding=(0, 2, 1, 0)), (1, 4, 9, 7))

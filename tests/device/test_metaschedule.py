@@ -90,6 +90,17 @@ def grouped(groups: int, inputs: int, outputs: int) -> PrimFunc:
     return te.create_prim_func([x, w, y])
 
 
+def pointwise(biased: bool) -> PrimFunc:
+    """A 1x1 convolution of three images of 5 x 7, perhaps with a bias."""
+    x, w, b = te.placeholder((3, 5, 7, 24)), te.placeholder((24, 32)), te.placeholder((32,))
+    c = te.reduce_axis((0, 24))
+    y = te.compute((3, 5, 7, 32), lambda n, i, j, o: te.sum(x[n, i, j, c] * w[c, o], axis=c))
+    if not biased:
+        return te.create_prim_func([x, w, y])
+    z = te.compute(y.shape, lambda n, i, j, o: y[n, i, j, o] + b[o])
+    return te.create_prim_func([x, w, b, z])
+
+
 def padded(rows: int) -> PrimFunc:
     """A sum over windows of a padded input, of its exponentials."""
     x = te.placeholder((rows, 64))
@@ -159,6 +170,15 @@ def test_turned_axes_of_a_block_are_exported(groups: int, tmp_path: Path) -> Non
     conv.add(conv.best_plan(), 5.0)
     assert conv.export(tmp_path / "database").verified
     assert "TransformBlockLayout" in (tmp_path / "database" / RECORDS).read_text()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_joined_axes_are_exported(biased: bool, tmp_path: Path) -> None:
+    conv = logged(pointwise(biased), tmp_path)
+    plan = conv.best_plan()
+    assert plan.at("core").extents[0] > 3, "pixels of several images are one axis"
+    conv.add(plan, 5.0)
+    assert conv.export(tmp_path / "database").verified
 
 
 def test_what_no_primitive_says_is_left_out_and_named(tmp_path: Path) -> None:

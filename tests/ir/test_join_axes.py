@@ -60,6 +60,19 @@ def test_a_product_without_an_epilogue_gets_a_copy() -> None:
     assert extents(conv_func(epilogue=False)) == [(1, 35, 32, 1, 1, 24), (1, 35, 32)]
 
 
+def test_columns_that_are_left_out_stay_so() -> None:
+    """28 of 32 columns are kept."""
+    x, w = placeholder("x", 5, 7, 24), placeholder("w", 2, 24, 16)
+    k = te.reduce_axis((0, 24), name="k")
+
+    def product(i: Any, j: Any, o: Any) -> Any:
+        return te.sum(x[i, j, k] * w[o // 16, k, o % 16], axis=k)
+
+    y = te.compute((5, 7, 32), product, name="dense")
+    z = te.compute((5, 7, 28), lambda *at: tirx.max(y[at], tirx.const(0.0, "float32")), name="z")
+    assert extents(te.create_prim_func([x, w, z])) == [(35, 32, 24), (35, 28)]
+
+
 def test_windows_and_steps_keep_their_axes() -> None:
     for func in (conv_func(kernel=3), conv_func(stride=2)):
         assert extents(func)[0][:4] == (1, 5, 7, 32)

@@ -36,14 +36,19 @@ def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
     ]
     if not any(joined):
         return False
-    before = [last.axes[axis].extent for axis in range(rank)]
-    flat = _index_map(before, joined, 0)
+    extents = [last.axes[axis].extent for axis in range(rank)]
+    every = _index_map(extents, joined, len(product.axes) - rank)
     try:
-        copy = schedule.cache_write(blocks[0], 0, "global") if last is product else blocks[1]
-        schedule.transform_layout(blocks[0], ("write", 0), flat)
-        more = len(product.axes) - rank
-        schedule.transform_block_layout(blocks[0], _index_map(before, joined, more))
-        schedule.transform_block_layout(copy, flat)
+        if [axis.extent for axis in product.axes[:rank]] == extents:
+            schedule.transform_block_layout(blocks[0], every)
+            schedule.reindex(blocks[0], ("write", 0))
+            if last is not product:
+                schedule.reverse_compute_inline(blocks[1])
+        else:  # columns are left out; of this TVM writes no trace
+            flat = _index_map(extents, joined, 0)
+            schedule.transform_layout(blocks[0], ("write", 0), flat)
+            schedule.transform_block_layout(blocks[0], every)
+            schedule.transform_block_layout(blocks[1], flat)
     except ScheduleError:
         pass  # what was done so far computes the same
     return True

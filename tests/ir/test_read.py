@@ -233,9 +233,9 @@ def test_padding_stays_before_a_convolution() -> None:
 
 
 def test_an_epilogue_becomes_one_stage() -> None:
-    assert stages(conv_func(kernel=1, pad=0)) == ["conv", "relu"]
+    assert stages(conv_func(pad=0)) == ["conv", "relu"]
     assert stages(chain_func()) == ["last"]
-    prepared = prepare(conv_func(kernel=1, pad=0))
+    prepared = prepare(conv_func(pad=0))
     assert prepared is not None
     (epilogue,) = prepared.graph.nodes[1:]
     assert {prepared.graph.tensors[a.tensor].name for a in epilogue.reads} == {"conv", "b"}

@@ -68,6 +68,16 @@ def test_a_division_before_erf_is_a_multiplication() -> None:
     check(model, {"Div": 1, "Mul": 2, "Erf": 1, "Floor": 1})
 
 
+def test_a_division_whose_reciprocal_overflows_stays() -> None:
+    model = make_model(
+        [node("Div", ["x", "tiny"], ["a"]), node("Erf", ["a"], ["y"])],
+        [value("x", 4)],
+        ["y"],
+        {"tiny": np.array(1e-40, np.float32)},
+    )
+    assert operators(simplified(model)) == {"Div": 1, "Erf": 1}
+
+
 def test_a_scale_that_would_overflow_is_not_composed() -> None:
     model = make_model(
         [node("Mul", ["x", "big"], ["a"]), node("Mul", ["a", "big"], ["y"])],

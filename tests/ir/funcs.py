@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
 
 
@@ -17,6 +19,13 @@ def relu(x: Any, name: str = "relu") -> Any:
 
 def bias(x: Any, b: Any) -> Any:
     return te.compute(x.shape, lambda *at: x[at] + b[at[-1]], name="bias")
+
+
+def prepared_graph(func: PrimFunc) -> TileGraph:
+    """The stages of a function that `prepare` understands."""
+    prepared = prepare(func)
+    assert prepared is not None
+    return prepared.graph
 
 
 def conv_func(

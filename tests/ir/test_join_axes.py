@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from funcs import dense, placeholder
+from funcs import dense, placeholder, prepared_graph
 
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.tile.fuse import epilogue_of
-from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import PrimFunc, te, tirx
-
-
-def graph_of(func: PrimFunc) -> TileGraph:
-    prepared = prepare(func)
-    assert prepared is not None
-    return prepared.graph
 
 
 def conv_func(
@@ -38,11 +30,11 @@ def conv_func(
 
 
 def extents(func: PrimFunc) -> list[tuple[int, ...]]:
-    return [node.extents for node in graph_of(func).nodes]
+    return [node.extents for node in prepared_graph(func).nodes]
 
 
 def test_rows_and_columns_of_a_pointwise_convolution_are_one_axis() -> None:
-    graph = graph_of(conv_func())
+    graph = prepared_graph(conv_func())
     assert [node.extents for node in graph.nodes] == [(1, 35, 32, 1, 1, 24), (1, 35, 32)]
     assert epilogue_of(graph, 0) == 1
     assert {tensor.shape for tensor in graph.tensors} == {

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from funcs import prepared_graph
+
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.tile.fuse import epilogue_of
-from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tir import prepare
-from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
-
-
-def graph_of(func: PrimFunc) -> TileGraph:
-    prepared = prepare(func)
-    assert prepared is not None
-    return prepared.graph
+from tvm_ext.tvm_api import te, tirx, topi
 
 
 def relu(x: Any) -> Any:
@@ -29,7 +23,7 @@ def test_groups_side_by_side_have_an_epilogue() -> None:
     b = te.placeholder((68,), "float32", "b")
     y = conv(x, w, geometry, 8)
     biased = te.compute(y.shape, lambda n, h, v, c: y[n, h, v, c] + b[c], name="biased")
-    graph = graph_of(te.create_prim_func([x, w, b, relu(biased)]))
+    graph = prepared_graph(te.create_prim_func([x, w, b, relu(biased)]))
     product, last = graph.nodes
     assert epilogue_of(graph, 0) == 1
     assert last.extents == (1, 5, 7, 2, 34)
@@ -42,7 +36,7 @@ def test_a_shuffle_of_channels_is_affine() -> None:
     """y[c] = x[c % 4 * 17 + c // 4]  →  y[o * 4 + g] = x[g * 17 + o]"""
     x = te.placeholder((3, 68), "float32", "x")
     turned = topi.transpose(topi.reshape(x, (3, 4, 17)), (0, 2, 1))
-    (node,) = graph_of(te.create_prim_func([x, topi.reshape(turned, (3, 68))])).nodes
+    (node,) = prepared_graph(te.create_prim_func([x, topi.reshape(turned, (3, 68))])).nodes
     assert node.extents == (3, 17, 4)
     assert [dim.coeffs for dim in node.reads[0].dims if dim] == [(1, 0, 0), (0, 1, 17)]
     assert [dim.coeffs for dim in node.write.dims if dim] == [(1, 0, 0), (0, 4, 1)]
@@ -52,7 +46,7 @@ def test_windows_are_affine() -> None:
     """6 windows of 5 x 7 positions, each a row: both axes of windows and both inside them."""
     x = te.placeholder((10, 21, 12), "float32", "x")
     parts = topi.transpose(topi.reshape(x, (2, 5, 3, 7, 12)), (0, 2, 1, 3, 4))
-    (node,) = graph_of(te.create_prim_func([x, topi.reshape(parts, (6, 35, 12))])).nodes
+    (node,) = prepared_graph(te.create_prim_func([x, topi.reshape(parts, (6, 35, 12))])).nodes
     assert node.extents == (2, 3, 5, 7, 12)
     assert all(dim is not None for dim in (*node.reads[0].dims, *node.write.dims))
 
@@ -64,8 +58,8 @@ def test_a_sigmoid_for_each_channel_is_not_computed_for_each_pixel() -> None:
     moved = te.compute((24,), lambda c: gate[c] + b[c], name="moved")
     opened = te.compute((24,), lambda c: tirx.sigmoid(moved[c]), name="opened")
     y = te.compute(x.shape, lambda h, w, c: x[h, w, c] * opened[c], name="y")
-    graph = graph_of(te.create_prim_func([x, gate, b, y]))
+    graph = prepared_graph(te.create_prim_func([x, gate, b, y]))
     assert [node.extents for node in graph.nodes] == [(24,), (9, 7, 24)]
     plain = te.compute(x.shape, lambda h, w, c: x[h, w, c] * moved[c], name="plain")
-    (node,) = graph_of(te.create_prim_func([x, gate, b, plain])).nodes
+    (node,) = prepared_graph(te.create_prim_func([x, gate, b, plain])).nodes
     assert node.extents == (9, 7, 24)

@@ -94,6 +94,13 @@ def test_each_decision_is_explained() -> None:
     assert all(len(fusion.kernels) == 1 for fusion in told)
     assert any("slower: 9.0 us" in fusion.stopped for fusion in told)
 
+    told.clear()
+    stitched(
+        fused(softmax), predict_us=lambda _, rule="": 1.0 if rule else inf, explain=told.append
+    )
+    (one,) = told
+    assert (one.apart_us, one.together_us) == (0.0, 1.0), "JSON has no infinity"
+
 
 def test_the_model_decides() -> None:
     mod = fused(layer_norm)

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.frontend.affine import FLOATS, add_initialiser, fold_affine
+from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_affine
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -167,11 +167,13 @@ def _multiply_before_erf(graph: ir.Graph) -> None:
         if divide is None or divide.op_type != "Div" or divide.domain:
             continue
         dividend, divisor = divide.inputs
-        constant = None if divisor is None else ir.convenience.get_const_tensor(divisor)
-        if constant is None or constant.dtype not in FLOATS:
+        constant, result = constant_of(divisor), divide.outputs[0]
+        if constant is None or divisor is None or divisor.dtype not in FLOATS:
             continue
-        result = divide.outputs[0]
-        reciprocal = (1 / constant.numpy().astype(np.float64)).astype(constant.dtype.numpy())
+        with np.errstate(all="ignore"):
+            reciprocal = (1 / constant.astype(np.float64)).astype(constant.dtype)
+        if not np.isfinite(reciprocal).all():
+            continue
         factor = add_initialiser(graph, f"{result.name}_factor", reciprocal)
         multiply = ir.node("Mul", [dividend, factor], name=f"{divide.name}/times")
         multiply.outputs[0].type, multiply.outputs[0].shape = result.type, result.shape

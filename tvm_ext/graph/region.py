@@ -8,19 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import inf, prod
+from math import inf, isfinite
 from typing import Any, ClassVar
 
+from tvm_ext.graph.memory_order import type_bytes
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tvm_api import (
     InternalError,
     IRModule,
     PrimFunc,
-    element_bytes,
     ir,
     op_name,
     relax,
-    static_extents,
     structural_walk,
     with_blocks,
 )
@@ -179,11 +178,13 @@ class Region:
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of tensors with static shapes."""
-    return sum(
-        prod(static_extents(tensor.ty) or (0,)) * element_bytes(tensor.ty.dtype)
-        for tensor in dict.fromkeys(tensors)
-    )
+    """Bytes of different tensors."""
+    return sum(type_bytes(tensor.ty) for tensor in dict.fromkeys(tensors))
+
+
+def _known_us(us: float) -> float:
+    """A predicted time as a manifest has it: 0 where there is no plan to predict."""
+    return round(us, 2) if isfinite(us) else 0.0
 
 
 def _called(builder: Any) -> IRModule:
@@ -275,8 +276,8 @@ class Merger(ABC):
                 by=self.name,
                 kernels=tuple(str(call.kernel.name_hint) for call in region.calls),
                 stopped=next(filter(None, map(self.stopped.get, numbers)), ""),
-                apart_us=round(self.apart_us(region), 2) if several else 0.0,
-                together_us=round(self._together_us.get(region.key, 0.0), 2) if several else 0.0,
+                apart_us=_known_us(self.apart_us(region)) if several else 0.0,
+                together_us=_known_us(self._together_us.get(region.key, 0.0)) if several else 0.0,
                 apart_bytes=region.apart_bytes,
                 together_bytes=region.together_bytes,
             )

@@ -53,8 +53,9 @@ class Fusion(msgspec.Struct, frozen=True):
     by        the pass
     kernels   as the pass met them, in order
     stopped   the first reason why it is no larger; empty if there was nothing more to take in
-    apart_us, together_us  predicted; 0 where nothing asked
+    apart_us, together_us  predicted; 0 where that is unknown
     apart_bytes, together_bytes  what the kernels read and write, each tensor once a kernel
+    times     how often this was decided
     """
 
     by: str

@@ -22,22 +22,21 @@ def _merged(graph: TileGraph, number: int, place: int) -> TileGraph | None:
     """The graph with indices `place` and the next of a tensor as one; None where they are two."""
     tensor = graph.tensors[number]
     extent = tensor.shape[place + 1]
+    accesses = {a for node in graph.nodes for a in (*node.reads, node.write) if a.tensor == number}
+    found = {a: _one(a.dims[place], a.dims[place + 1], extent) for a in accesses}
+    if None in found.values():
+        return None
 
     def of(access: Access) -> Access:
-        if access.tensor != number:
-            return access
-        dim = _one(access.dims[place], access.dims[place + 1], extent)
+        dim = found.get(access)
         if dim is None:
-            raise LookupError
+            return access
         return Access(number, (*access.dims[:place], dim, *access.dims[place + 2 :]))
 
-    try:
-        nodes = tuple(
-            structs.replace(node, reads=tuple(map(of, node.reads)), write=of(node.write))
-            for node in graph.nodes
-        )
-    except LookupError:
-        return None
+    nodes = tuple(
+        structs.replace(node, reads=tuple(map(of, node.reads)), write=of(node.write))
+        for node in graph.nodes
+    )
     shape = (*tensor.shape[:place], tensor.shape[place] * extent, *tensor.shape[place + 2 :])
     tensors = list(graph.tensors)
     tensors[number] = structs.replace(tensor, shape=shape)

@@ -10,12 +10,11 @@ are the caller's: in memory their two indices are one again.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 from tvm_ext.tile.classify import has_reuse
 from tvm_ext.tile.fuse import epilogue_of
-from tvm_ext.tile.graph import Access, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 
 
@@ -28,10 +27,11 @@ def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
         return False
     if last is not product and (len(graph.nodes) > 2 or epilogue_of(graph, 0) != 1):
         return False
+    if any(dim is None or not dim.uses(place) for place, dim in enumerate(product.write.dims)):
+        return False
     accesses = [(node, access) for node in graph.nodes for access in (*node.reads, node.write)]
     joined = [
         all(_in_a_row(graph, node, access, axis) for node, access in accesses)
-        and all(dim is not None and dim.uses(place) for place, dim in enumerate(product.write.dims))
         for axis in range(rank - 1)
     ]
     if not any(joined):
@@ -72,28 +72,25 @@ def _in_a_row(graph: TileGraph, node: TileNode, access: Access, axis: int) -> bo
     outer, inner = axis, axis + 1
     if min(node.axes[outer].extent, node.axes[inner].extent) == 1:
         return False
-    users = [
-        (place, dim is None or dim.uses(outer), dim is None or dim.uses(inner))
+    places = [
+        place
         for place, dim in enumerate(access.dims)
         if dim is None or dim.uses(outer) or dim.uses(inner)
     ]
-    if not users:
+    if not places:
         return True
-    shape = graph.tensors[access.tensor].shape
+    first, last = places[0], places[-1]
     return (
-        [(first, second) for _, first, second in users] == [(True, False), (False, True)]
-        and all(later - place == 1 for (place, *_), (later, *_) in pairwise(users))
-        and shape[users[1][0]] == node.axes[inner].extent
-        and all(_is_alone(node, access, place) for place, *_ in users)
+        places == [first, first + 1]
+        and graph.tensors[access.tensor].shape[last] == node.axes[inner].extent
+        and _is_axis(node, access.dims[first], outer)
+        and _is_axis(node, access.dims[last], inner)
     )
 
 
-def _is_alone(node: TileNode, access: Access, place: int) -> bool:
-    """Whether an index is one axis and nothing else, but for axes of one element."""
-    dim = access.dims[place]
-    return (
-        dim is not None
-        and (dim.offset, dim.div, dim.mod) == (0, 1, 0)
-        and [step for a, step in zip(node.axes, dim.coeffs, strict=True) if step and a.extent > 1]
-        == [1]
-    )
+def _is_axis(node: TileNode, dim: AffineDim | None, axis: int) -> bool:
+    """Whether an index is an axis and nothing else, but for axes of one element."""
+    if dim is None or (dim.offset, dim.div, dim.mod) != (0, 1, 0):
+        return False
+    steps = enumerate(dim.coeffs)
+    return [(a, s) for a, s in steps if s and node.axes[a].extent > 1] == [(axis, 1)]

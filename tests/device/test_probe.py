@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 import tvm
 from tvm_ffi import get_global_func
 
-from tvm_ext.hardware import HardwareModel, isa, kernels, physical_cores, probe, system
+from tvm_ext.hardware import HardwareModel, catalog, isa, kernels, physical_cores, probe, system
 from tvm_ext.hardware.probe import _working_sets
 
 Result = TypeVar("Result")
@@ -183,6 +183,38 @@ def test_working_sets_miss_the_level_inside_and_fit_their_own() -> None:
         assert inner_bytes < alone <= level.size_bytes, level
         assert each <= alone, level
         inner_bytes = level.size_bytes
+
+
+class _OtherwiseBusy:
+    """A bench of a 4 GHz core, 8 lanes, 2 multiply-adds a cycle and 12 chains of 4 cycles."""
+
+    chains = 12
+    operations: ClassVar = {"float32": 2.0 * 12 * 8}
+    bytes: ClassVar = dict.fromkeys(
+        (f"{level} {name}" for level in ("l1", "l2", "l3", "dram") for name in ("alone", "total")),
+        1000.0,
+    )
+    slowed: str
+
+    def __init__(self, model: HardwareModel) -> None:
+        pass
+
+    def seconds(self) -> dict[str, float]:
+        calm = {"clock": 64 * 0.25e-9, "latency": 1e-9, "launch": 1e-6, "barrier": 1e-6}
+        calm |= dict.fromkeys(("float32", "float32 alone"), 1.5e-9)
+        calm |= dict.fromkeys(self.bytes, 1e-8)
+        calm[self.slowed] *= 2
+        return calm
+
+
+@pytest.mark.parametrize("slowed", ["float32 alone", "float32", "latency"])
+def test_one_busy_reading_leaves_the_multiply_adds_per_cycle(
+    slowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them were once read: the core was lent to others whenever it was timed alone."""
+    monkeypatch.setattr(_OtherwiseBusy, "slowed", slowed, raising=False)
+    monkeypatch.setattr(probe, "_Bench", _OtherwiseBusy)
+    assert probe.measure(catalog.get("cpu/x86-avx2")).fma_per_cycle == 2
 
 
 @pytest.mark.parametrize(

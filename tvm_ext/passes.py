@@ -22,6 +22,7 @@ from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
+from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
@@ -50,6 +51,7 @@ __all__ = [
     "FuseAttention",
     "Legalise",
     "LowerEinsum",
+    "LowerSplit",
     "MemoryOrder",
     "Normalise",
     "Plan",
@@ -69,6 +71,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
     told what fusion passes decide."""
     return [
         LowerEinsum(),
+        LowerSplit(),
         Normalise(),
         FoldLayout(),
         FuseAttention(hardware),

@@ -206,6 +206,24 @@ def test_heads_that_share_keys(groups: int) -> None:
         assert error_of(func, plan, hw.target, given, wanted) < BOUND, plan
 
 
+@pytest.mark.parametrize("shape", ["whole", "windows", "wide heads"])
+def test_slices_of_one_tensor(shape: str) -> None:
+    """Queries, keys and values side by side, as one product writes them."""
+    hw = resolve("cpu/host")
+    batch, queries, _, heads, depth, _ = SHAPES[shape]
+    shape_of_all = (batch, queries, 3 * heads, depth)
+    x = te.placeholder(shape_of_all, "float32", "x")
+    parts = [
+        topi.strided_slice(x, [part * heads], [(part + 1) * heads], [1], [2]) for part in range(3)
+    ]
+    func = te.create_prim_func([x, attention(*parts, None, depth**-0.5, hw.lanes(4))])
+    given = np.random.default_rng(0).standard_normal(shape_of_all).astype("float32")
+    wanted = expected(*np.split(given, 3, axis=2))
+    for plan in some_plans(func, hw):
+        assert plan.rule == "attention"
+        assert error_of(func, plan, hw.target, [given], wanted) < BOUND, plan
+
+
 def test_a_query_without_keys_gives_zeros_if_guarded() -> None:
     """PyTorch's `where(isnan(p), 0, p)`: of a row whose keys are all masked, of one with NaN."""
     hw = resolve("cpu/host")

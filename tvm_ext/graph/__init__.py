@@ -1,9 +1,10 @@
 """Relax passes, one a file, each a frozen dataclass whose fields are its options.
 
 In the order the pipeline runs them:
+  lower_einsum   einsums to matrix products; lower_split: splits to slices
   normalise      dataflow blocks, inference operators, no dead code
   common_subexpr  equal expressions once, weights not looked at; of normalise and share
-  fuse_attention  a softmax between two products as one operator
+  fuse_attention  a softmax between two products as one operator; join_projections: of one product
   channels_last  convolutions and what follows them from NCHW to NHWC
   sink_reshapes  reshapes behind what works element by element
   read_planes    convolutions of few channels take planes as they are
@@ -12,7 +13,7 @@ In the order the pipeline runs them:
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups
   stitch         chains of reductions as one kernel; region: several calls as one function
-  absorb_views   permutations vanish in the product that reads or writes what they move
+  absorb_views   slices and permutations vanish in the product that reads or writes what they move
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory

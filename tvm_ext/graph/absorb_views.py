@@ -1,4 +1,4 @@
-"""`AbsorbViews`: kernels that only permute outer axes vanish in the product that reads them.
+"""`AbsorbViews`: slices and permutations of outer axes vanish in the product that reads them.
 
     attention(permute(q), permute(k), permute(v))  →  permute    four copies and a kernel
         →
@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
 from tvm_ext.tir import prepare
-from tvm_ext.tir.prepare import is_view
+from tvm_ext.tir.prepare import is_view, permutes
 from tvm_ext.tir.read import copies, uses_again
 from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
 
@@ -44,7 +44,7 @@ class AbsorbViews:
 @dataclass
 class _Absorber(Merger):
     name = "AbsorbViews"
-    _views: dict[str, bool] = field(default_factory=dict)
+    _views: dict[tuple[str, bool], bool] = field(default_factory=dict)
     _products: dict[str, bool] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
@@ -68,7 +68,7 @@ class _Absorber(Merger):
         after = [
             place
             for place in readers & calls.kernels.keys()
-            if len(readers) == 1 and self._is_view(calls.kernels[place])
+            if len(readers) == 1 and self._is_view(calls.kernels[place], whole=True)
         ]
         choices = [[*before, number, *after], [*before, number], [number, *after]]
         choices += [[place, number] for place in before]
@@ -91,12 +91,13 @@ class _Absorber(Merger):
             self._products[name] = not is_scheduled(func) and uses_again(func)
         return self._products[name]
 
-    def _is_view(self, call: KernelCall) -> bool:
-        """Whether a kernel only permutes outer axes."""
+    def _is_view(self, call: KernelCall, whole: bool = False) -> bool:
+        """Whether a kernel takes a slice or permutes outer axes, perhaps of the whole tensor."""
         name = str(call.kernel.name_hint)
-        if name not in self._views:
+        if (name, whole) not in self._views:
             func = self.mod[call.kernel]
             moves = not is_scheduled(func) and copies(func)
             prepared = prepare(func) if moves else None
-            self._views[name] = prepared is not None and is_view(prepared.graph, 0)
-        return self._views[name]
+            asked = permutes if whole else is_view
+            self._views[name, whole] = prepared is not None and asked(prepared.graph, 0)
+        return self._views[name, whole]

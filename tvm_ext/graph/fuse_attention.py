@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_ext.graph.join_projections import joined
 from tvm_ext.graph.legalise_attention import attention_call
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
@@ -112,6 +113,7 @@ class _Fuser(relax.PyExprMutator):
             self._by_positions(source, axes)
             for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
+        operands = joined(self, operands, lambda var: self._uses[var] == 1)
         bias = None
         for term in scores.biases:
             known = constant_array(self._bound(term))

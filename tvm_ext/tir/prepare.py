@@ -69,19 +69,34 @@ def _is_spread(consumer: TileNode, producer: TileNode) -> bool:
 
 
 def is_view(graph: TileGraph, index: int) -> bool:
-    """Whether a node only permutes outer axes: what lies side by side stays so."""
+    """Whether a node takes a slice or permutes outer axes: what lies side by side stays so."""
     node = graph.nodes[index]
     if node.flops_per_point or len(node.reads) != 1:
         return False
-    source = graph.tensors[node.reads[0].tensor].shape
-    last = node.write.dims[-1:]
+    read = node.reads[0]
+    dims = [dim for dim in read.dims if dim is not None]
+    steps = [step for dim in dims for step in dim.coeffs if step]
+    used = [axis for axis in range(len(node.axes)) if read.uses(axis)]
+    last = node.write.dims[-1] if node.write.dims else None
+    shape = graph.tensors[read.tensor].shape
     return (
-        sorted(node.extents) == sorted(source)
-        and None not in last
-        and last == node.reads[0].dims[-1:]
-        and all(dim is not None and sum(dim.coeffs) == 1 for dim in node.reads[0].dims)
-        and not any(dim is not None and dim.offset for dim in node.reads[0].dims)
+        last is not None
+        and 0 < len(dims) == len(read.dims)
+        and all(
+            0 <= dim.offset <= extent - dim.span(node.extents)
+            for dim, extent in zip(dims, shape, strict=True)
+        )
+        and last.coeffs == dims[-1].coeffs
+        and all(dim.div == 1 and not dim.mod for dim in dims)
+        and steps == [1] * len(used)
+        and all(axis in used or node.extents[axis] == 1 for axis in range(len(node.axes)))
     )
+
+
+def permutes(graph: TileGraph, index: int) -> bool:
+    """Whether a view is of the whole tensor."""
+    source = graph.tensors[graph.nodes[index].reads[0].tensor].shape
+    return is_view(graph, index) and sorted(graph.nodes[index].extents) == sorted(source)
 
 
 def _inlinable(graph: TileGraph, index: int) -> bool:

@@ -92,7 +92,7 @@ def _copy(prepared: Prepared, stage: int) -> SBlockRV:
     outside = schedule.mod["main"].params
     for place, region in enumerate(schedule.get(block).reads):
         if any(region.source.same_as(parameter) for parameter in outside):
-            return schedule.cache_read(block, place, "global")
+            return schedule.cache_read(block, place, "global", [block])
     raise PlanError("staged", "plan: a product of attention that reads nothing from outside")
 
 

@@ -138,7 +138,7 @@ def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBl
             sources.append(load.source)
     source = sources[list(dict.fromkeys(a.tensor for a in reads)).index(reads[read].tensor)]
     place = next(i for i, region in enumerate(body.reads) if region.source.same_as(source))
-    return schedule.cache_read(block, place, "global")
+    return schedule.cache_read(block, place, "global", [block])
 
 
 def register_epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> None:

@@ -16,6 +16,7 @@ import tvm
 from tvm_ffi import get_global_func
 
 from tvm_ext.hardware import HardwareModel, catalog, isa, kernels, physical_cores, probe, system
+from tvm_ext.hardware.peak import Peak
 from tvm_ext.hardware.probe import _working_sets
 
 Result = TypeVar("Result")
@@ -41,6 +42,12 @@ def test_peak_is_what_lanes_and_clock_allow(measured: HardwareModel) -> None:
     assert 0.2 * per_cycle < measured.peak_gflops["float32"] < 7.0 * per_cycle
     assert 1 <= measured.fma_per_cycle <= 8
     assert 2 <= measured.fma_latency_cycles <= 16
+
+
+def test_a_peak_can_be_read_at_any_moment() -> None:
+    hardware = system.static_model()
+    reading = on_own_pool(lambda: Peak(hardware).gflops())
+    assert 0 < reading < 16 * hardware.peak_gflops["float32"] * hardware.cores
 
 
 def test_every_type_with_an_instruction_has_a_peak(measured: HardwareModel) -> None:

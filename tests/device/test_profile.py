@@ -28,6 +28,12 @@ def test_every_kernel_is_found_with_its_calls(compiled: Compiled) -> None:
     assert profile.latency_us > 0 < profile.clocked_us
 
 
+def test_peaks_are_read_beside_the_runs(compiled: Compiled) -> None:
+    readings = iter(range(1, 100))
+    profile = compiled.profile(runs=3, read_peak=lambda: float(next(readings)))
+    assert profile.peak_gflops == 5.0  # of 4, 5 and 6, after three runs to warm up
+
+
 def test_a_profile_does_not_stay_with_the_model(compiled: Compiled) -> None:
     before = compiled.manifest
     x = np.random.default_rng(0).standard_normal((1, 3, 18, 17), dtype=np.float32)

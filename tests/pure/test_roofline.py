@@ -89,6 +89,16 @@ def test_peak_counts_multiply_adds_only_and_only_where_compute_binds() -> None:
     assert add.peak_percent is copy.peak_percent is None
 
 
+def test_peaks_are_those_beside_the_runs() -> None:
+    """A machine that reached half its probe's peak meanwhile: the kernel lost nothing by it."""
+    slow = msgspec.structs.replace(PROFILE, peak_gflops=50.0)
+    before = group_lines(PROFILED, MACHINE)
+    after = group_lines(PROFILED, MACHINE, slow)
+    assert [line.peak_gflops for line in after] == [50.0] * 4
+    assert after[1].peak_percent == 2 * before[1].peak_percent
+    assert "peak beside the runs 50 GFLOP/s" in roofline_text(PROFILED, MACHINE, slow)
+
+
 def test_a_profile_replaces_every_measured_time_and_nothing_else() -> None:
     tuned = msgspec.structs.replace(GEMM, measured_us=99.0, source="log")
     unseen = msgspec.structs.replace(ADD, name="never called", measured_us=5.0)

@@ -83,12 +83,15 @@ def work(args: argparse.Namespace) -> Answer:
     hardware = machine_of(manifest, threads)
     profile = None
     if args.measure:
+        from tvm_ext.hardware.peak import Peak
+
         with status(args.json) as say:
             say(f"running the model {args.runs} times")
-            profile = Compiled(executable, manifest).profile(runs=args.runs)
+            compiled = Compiled(executable, manifest)
+            profile = compiled.profile(runs=args.runs, read_peak=Peak(hardware).gflops)
         manifest = with_profile(manifest, profile)
     data: dict[str, Any] = msgspec.to_builtins(manifest)
-    data["roofline"] = [line.to_dict() for line in group_lines(manifest, hardware)]
+    data["roofline"] = [line.to_dict() for line in group_lines(manifest, hardware, profile)]
     data["machine"] = msgspec.to_builtins(hardware)
     if profile is not None:
         data["profile"] = msgspec.to_builtins(profile)

@@ -24,6 +24,8 @@ class Profile(msgspec.Struct, frozen=True):
     """A whole run with the clock read around every call."""
     latency_us: float
     """A whole run without."""
+    peak_gflops: float = 0.0
+    """Of all cores, read beside every run; 0 where it was not."""
 
     @property
     def kernels_us(self) -> float:

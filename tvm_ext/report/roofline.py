@@ -90,8 +90,14 @@ class GroupLine(msgspec.Struct, frozen=True):
         }
 
 
-def group_lines(manifest: Manifest, hardware: HardwareModel) -> list[GroupLine]:
-    """One line per kernel, those that take longest first."""
+def group_lines(
+    manifest: Manifest, hardware: HardwareModel, profile: Profile | None = None
+) -> list[GroupLine]:
+    """One line per kernel, those that take longest first; peaks are those read beside the runs of
+    a profile, where it has any."""
+    if profile and profile.peak_gflops:
+        each = profile.peak_gflops / hardware.cores
+        hardware = msgspec.structs.replace(hardware, peak_gflops={"float32": each})
     total = sum(group.calls * group_us(group) for group in manifest.groups) or 1.0
     lines = [
         GroupLine(
@@ -117,7 +123,7 @@ def roofline_text(
     hardware  the machine the figures are held against
     profile   where the measured times come from
     """
-    lines = group_lines(manifest, hardware)
+    lines = group_lines(manifest, hardware, profile)
     parts = [*header(manifest), f"machine    {machine_text(hardware)}"]
     if profile:
         parts += [f"measured   {line}" for line in _measured(profile)]
@@ -202,6 +208,8 @@ def _measured(profile: Profile) -> Iterator[str]:
         f"in place, medians of {profile.runs} runs: kernels {us_text(profile.kernels_us)} us, "
         f"{ratio:.0f}% of the model's latency of {us_text(profile.latency_us)} us"
     )
+    if profile.peak_gflops:
+        yield f"peak beside the runs {profile.peak_gflops:,.0f} GFLOP/s, which % of peak is of"
     yield (
         f"with the clock around every call {us_text(profile.clocked_us)} us, of which memory and "
         f"shapes {us_text(profile.other_us)} us"

@@ -104,12 +104,19 @@ class Compiled:
             times.append(time.perf_counter() - start)
         return times
 
-    def profile(self, *arrays: Any, runs: int = 20, **named: Any) -> Profile:
-        """Median time of every kernel while the model runs, on random inputs if none are given."""
+    def profile(
+        self,
+        *arrays: Any,
+        runs: int = 20,
+        read_peak: Callable[[], float] | None = None,
+        **named: Any,
+    ) -> Profile:
+        """Median time of every kernel while the model runs, on random inputs if none are given;
+        `read_peak` tells the machine's peak beside every run (`hardware.peak.Peak.gflops`)."""
         given = bool(arrays or named)
         inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs)
         names = [group.name for group in self.manifest.groups]
-        return profile(self._module, names, inputs, runs)
+        return profile(self._module, names, inputs, runs, read_peak)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""

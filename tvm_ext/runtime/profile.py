@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -37,11 +37,16 @@ def random_inputs(infos: Sequence[TensorInfo], seed: int = 0) -> list[np.ndarray
 
 
 def profile(
-    module: Any, kernels: Iterable[str], arrays: Sequence[np.ndarray], runs: int
+    module: Any,
+    kernels: Iterable[str],
+    arrays: Sequence[np.ndarray],
+    runs: int,
+    read_peak: Callable[[], float] | None = None,
 ) -> Profile:
     """Runs the model `runs` times with the clock around every call, and as often without, in turn.
 
-    kernels  names of the functions that count as kernels; the VM's other calls are taken together
+    kernels    names of the functions that count as kernels; the VM's other calls are taken together
+    read_peak  the machine's peak at this moment, GFLOP/s; read between the two
     """
     marks: list[Mark] = []
 
@@ -54,8 +59,11 @@ def profile(
     latencies: list[float] = []
     whole: list[float] = []
     rounds: list[dict[str, list[float]]] = []
+    peaks: list[float] = []
     for _ in range(WARM_UPS + runs):
         latencies.append(_seconds(plain["main"], tensors))
+        if read_peak is not None:
+            peaks.append(read_peak())
         marks.clear()
         whole.append(_seconds(clocked["main"], tensors))
         rounds.append(by_name(marks))
@@ -69,6 +77,7 @@ def profile(
         other_us=sum(sum(each_us[name]) for name in set(each_us).difference(names)),
         clocked_us=1e6 * median(whole),
         latency_us=1e6 * median(latencies),
+        peak_gflops=median(peaks[WARM_UPS:]) if peaks else 0.0,
     )
 
 

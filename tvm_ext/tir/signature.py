@@ -8,7 +8,7 @@ sees attributes that do not change the computation.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm_ext.tvm_api import PrimFunc, ir, tvm
@@ -95,25 +95,29 @@ class _Writer:
         return " ".join(self._out)
 
     def _value(self, value: Any) -> None:
-        if isinstance(value, ir.Var | ir.GlobalVar):
-            self._named(value)
-        elif isinstance(value, ir.Op):
-            # tir.exp, tirx.exp and prim.exp are one operation in different versions
-            self._out.append(value.name.rpartition(".")[2])
-        elif isinstance(value, tvm.runtime.Tensor):
-            array = value.numpy()
-            self._out.append(f"{array.dtype}{array.shape}")
-            self._out.append(hashlib.sha256(array.tobytes()).hexdigest())
-        elif isinstance(value, Mapping):
-            self._sequence([x for key in sorted(value, key=str) for x in (key, value[key])])
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            self._sequence(value)
-        elif isinstance(value, tvm.runtime.Object):
-            self._object(value)
-        elif isinstance(value, str):
-            self._out.append(repr(str(value)))
-        else:
-            self._out.append(repr(int(value) if isinstance(value, bool) else value))
+        kind = type(value)
+        writer = _WRITERS.get(kind)
+        if writer is None:
+            writer = _WRITERS[kind] = _writer_of(value)
+        writer(self, value)
+
+    def _operation(self, value: Any) -> None:
+        # tir.exp, tirx.exp and prim.exp are one operation in different versions
+        self._out.append(value.name.rpartition(".")[2])
+
+    def _tensor(self, value: Any) -> None:
+        array = value.numpy()
+        self._out.append(f"{array.dtype}{array.shape}")
+        self._out.append(hashlib.sha256(array.tobytes()).hexdigest())
+
+    def _mapping(self, value: Any) -> None:
+        self._sequence([x for key in sorted(value, key=str) for x in (key, value[key])])
+
+    def _text(self, value: Any) -> None:
+        self._out.append(repr(str(value)))
+
+    def _plain(self, value: Any) -> None:
+        self._out.append(repr(int(value) if isinstance(value, bool) else value))
 
     def _named(self, var: Any) -> None:
         """A variable: its number, and at first sight its type."""
@@ -139,6 +143,25 @@ class _Writer:
         for field in fields:
             self._value(getattr(node, field))
         self._out.append(")")
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], None]] = {}
+"""How values of a type are written: looked up for every node, so it is worked out once."""
+
+
+def _writer_of(value: Any) -> Callable[[_Writer, Any], None]:
+    for kind, writer in (
+        (ir.Var | ir.GlobalVar, _Writer._named),
+        (ir.Op, _Writer._operation),
+        (tvm.runtime.Tensor, _Writer._tensor),
+        (Mapping, _Writer._mapping),
+        (str, _Writer._text),
+        (Sequence, _Writer._sequence),
+        (tvm.runtime.Object, _Writer._object),
+    ):
+        if isinstance(value, kind):
+            return writer
+    return _Writer._plain
 
 
 def _reflect(kind: Any) -> tuple[str, tuple[str, ...]]:

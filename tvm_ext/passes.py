@@ -17,6 +17,7 @@ from typing import Any
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
+from tvm_ext.graph.find_group_norm import FindGroupNorm
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
@@ -45,6 +46,7 @@ __all__ = [
     "AbsorbViews",
     "ChannelsLast",
     "ConcatInPlace",
+    "FindGroupNorm",
     "FoldIndices",
     "FoldLayout",
     "Fuse",
@@ -75,6 +77,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         Normalise(),
         FoldLayout(),
         FuseAttention(hardware),
+        FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldLayout(),
         SinkReshapes(),

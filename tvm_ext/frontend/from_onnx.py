@@ -24,7 +24,16 @@ from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import quiet, simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
-from tvm_ext.tvm_api import IRModule, relax, tirx, tvm, tvm_version
+from tvm_ext.tvm_api import (
+    IRModule,
+    constant,
+    constant_array,
+    relax,
+    static_extents,
+    tirx,
+    tvm,
+    tvm_version,
+)
 
 C_KEYWORD = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|"
@@ -150,10 +159,30 @@ class _Importer(ONNXGraphImporter):
                 equation = attrs["equation"]
                 text = equation.decode() if isinstance(equation, bytes) else str(equation)
                 return relax.op.einsum(relax.Tuple(list(inputs)), text)
+            if op_name == "Gather":
+                data, indices = inputs
+                taken = _gathered(data, indices, attrs.get("axis", 0))
+                if taken is not None:
+                    return self.bb.normalize(taken)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             # The base class prints the node's inputs, weights and all, on every Exception.
             raise _ConversionError from error
+
+
+def _gathered(data: Any, indices: Any, axis: int) -> Any:
+    """Elements along an axis of known extent, counted from either end; None for what TVM's importer
+    folds or follows as a shape. It has three kernels look at the sign of every index first."""
+    extents = static_extents(getattr(data, "ty", None))
+    known = constant_array(indices)
+    if not extents or isinstance(indices, relax.ShapeExpr):
+        return None
+    if known is None:
+        return relax.op.take(data, indices, axis, mode="wrap")
+    if constant_array(data) is not None:
+        return None
+    counted = np.where(known < 0, known + extents[axis], known).astype(known.dtype)
+    return relax.op.take(data, constant(counted), axis, mode="fast")
 
 
 class _ConversionError(BaseException):

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_affine
+from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -62,6 +63,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         if known and not unrolled:
             break
     settle_nearest(model.graph)
+    order_channels(model.graph)
     _multiply_before_erf(model.graph)
     _widen_expand(model.graph)
     _cast_exponents(model.graph)
@@ -95,13 +97,15 @@ def _attempt(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what onnxscript and onnx_ir log: each line names a node they left as it was."""
+    """Silence what onnxscript and onnx_ir log: each line names a node they left as it was; and what
+    numpy says of infinities and NaN, which are as right in a folded constant as at run time."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

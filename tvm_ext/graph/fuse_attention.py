@@ -10,15 +10,13 @@ its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from tvm_ext.graph.attention_scores import ScoresReader, axes_of
 from tvm_ext.graph.join_projections import joined
 from tvm_ext.graph.legalise_attention import attention_call
-from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     Call,
@@ -55,28 +53,12 @@ class FuseAttention:
         return relax.transform.DeadCodeElimination()(mod)
 
 
-class _Scores(NamedTuple):
-    """What a softmax takes: `matmul(q, kt) * scale + sum(biases)`."""
-
-    q: Any
-    kt: Any
-    scale: float
-    biases: tuple[Any, ...]
-
-
-class _Scaled(NamedTuple):
-    """`permute(source, axes) * scale`."""
-
-    source: Any
-    axes: tuple[int, ...]
-    scale: float
-
-
 @relax.expr_functor.mutator
 class _Fuser(relax.PyExprMutator):
     def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
         super().__init__(mod)
         self._hardware = hardware
+        self._reader = ScoresReader(self)
         self._uses: Counter[Any] = Counter()
         for function in mod.functions.values():
             if isinstance(function, relax.Function):
@@ -88,38 +70,61 @@ class _Fuser(relax.PyExprMutator):
             self._uses.update(one for one in fields if isinstance(one, relax.Var))
 
     def visit_call_(self, call: Any) -> Any:
-        once = op_name(call) == "relax.matmul" and self._uses[call.args[0]] == 1
+        is_product = op_name(call) == "relax.matmul"
+        once = [is_product and self._uses[arg] == 1 for arg in call.args]
         call = self.visit_expr_post_order(call)
         if op_name(call) == "relax.permute_dims":
-            return self._permuted(call.args[0], _axes(call))
-        fused = self._attention(call) if once else None
+            return self._permuted(call.args[0], axes_of(call))
+        fused = self._attention(*call.args) if any(once[:1]) else None
+        if fused is None and any(once[1:]):
+            fused = self._turned(*call.args)
         return call if fused is None else fused
 
     def _bound(self, expr: Any) -> Any:
         """What an expression is bound to."""
         return bound(self, expr)
 
-    def _attention(self, call: Any) -> Any:
-        """The product with the values, with all before it, as one operator; None for another."""
-        softmax, guarded = self._probabilities(call.args[0])
-        scores = self._scores(softmax) if op_name(softmax) == "relax.nn.softmax" else None
-        if scores is None or not self._is_worth(scores.q, scores.kt, call.args[1]):
+    def _turned(self, values: Any, given: Any) -> Any:
+        """matmul(v, permute(p))  →  permute(matmul(p, permute(v))), as one operator where `p` is a
+        softmax of scores; None for another product. So does Stable Diffusion's autoencoder."""
+        made = self._bound(given)
+        rank = len(given.ty.shape)
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        if op_name(made) != "relax.permute_dims" or axes_of(made) != swap:
             return None
-        rows = tuple(range(len(call.ty.shape)))
+        if self._uses[made.args[0]] != 1:
+            return None
+        columns = self.builder_.normalize(self._permuted(values, swap))
+        fused = self._attention(made.args[0], self.builder_.emit(columns))
+        if fused is None:
+            return None
+        return self._permuted(self.builder_.emit(fused), swap)
+
+    def _attention(self, probabilities: Any, values: Any) -> Any:
+        """The product with the values, with all before it, as one operator; None for another."""
+        softmax, guarded = self._probabilities(probabilities)
+        scores = self._reader.scores(softmax) if op_name(softmax) == "relax.nn.softmax" else None
+        if scores is None or not self._is_worth(scores.q, scores.kt, values):
+            return None
+        rows = tuple(range(len(values.ty.shape)))
         columns = (*rows[:-2], rows[-1], rows[-2])
-        q, k = self._scaled(scores.q, rows), self._scaled(scores.kt, columns)
-        keys, values = self._unrepeated(k.source, call.args[1])
+        q, k = self._reader.scaled(scores.q, rows), self._reader.scaled(scores.kt, columns)
+        keys, values = self._unrepeated(k.source, values)
         operands = [
             self._by_positions(source, axes)
             for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
         operands = joined(self, operands, lambda var: self._uses[var] == 1)
+        for factor in scores.factors:
+            turned = relax.op.permute_dims(self._with_heads(factor, len(rows)), POSITIONS_FIRST)
+            each = self.builder_.emit(turned)
+            operands[0] = self.builder_.emit(relax.op.multiply(operands[0], each))
         bias = None
         for term in scores.biases:
             known = constant_array(self._bound(term))
             if known is not None and not known.any():
                 continue  # a mask that masks nothing
-            one = self._with_heads(term, static_shape(softmax) or ())
+            one = self._with_heads(term, len(rows))
             bias = one if bias is None else self.builder_.emit(relax.op.add(bias, one))
         scale = scores.scale * q.scale * k.scale
         if guarded:  # of which Relax's operator knows nothing
@@ -189,58 +194,10 @@ class _Fuser(relax.PyExprMutator):
             and 2 * 4 * keys * lanes <= self._hardware.own_cache_bytes * KEPT
         )
 
-    def _scores(self, softmax: Any) -> _Scores | None:
-        """What a softmax over the last axis takes, if that is a product, scaled, then biased."""
-        if int(softmax.attrs.axis) not in (-1, len(softmax.ty.shape) - 1):
-            return None
-        biases: tuple[Any, ...] = ()
-        given = self._bound(softmax.args[0])
-        while op_name(given) == "relax.add":
-            sides = [self._bound(side) for side in given.args]
-            own = [place for place, side in enumerate(sides) if self._leads_to_product(side)]
-            if len(own) != 1:
-                return None
-            biases = (given.args[1 - own[0]], *biases)
-            given = sides[own[0]]
-        scaled = self._scaled(given, tuple(range(len(softmax.ty.shape))))
-        product = self._bound(scaled.source)
-        if op_name(product) != "relax.matmul" or scaled.axes != tuple(range(len(scaled.axes))):
-            return None
-        q, kt = product.args
-        grown = static_shape(softmax) != static_shape(product)
-        if grown or any(static_shape(bias) is None for bias in biases):
-            return None
-        return _Scores(q, kt, scaled.scale, biases)
-
-    def _leads_to_product(self, expr: Any) -> bool:
-        """Whether an expression is a product, perhaps scaled and biased."""
-        if op_name(expr) == "relax.add":
-            return any(self._leads_to_product(self._bound(side)) for side in expr.args)
-        return op_name(self._bound(self._scaled(expr, ()).source)) == "relax.matmul"
-
-    def _scaled(self, expr: Any, axes: Sequence[int]) -> _Scaled:
-        """`permute(expr, axes)` as a permutation of what is neither permuted nor scaled."""
-        scale, axes = 1.0, tuple(axes)
-        while True:
-            bound = self._bound(expr)
-            name = op_name(bound)
-            if name == "relax.permute_dims" and axes:
-                before = _axes(bound)
-                expr, axes = bound.args[0], tuple(before[axis] for axis in axes)
-            elif name in ("relax.multiply", "relax.divide"):
-                factor = _number(self._bound(bound.args[1]))
-                grown = static_shape(bound) != static_shape(bound.args[0])
-                if not factor or grown:
-                    return _Scaled(expr, axes, scale)
-                expr = bound.args[0]
-                scale = scale * factor if name == "relax.multiply" else scale / factor
-            else:
-                return _Scaled(expr, axes, scale)
-
     def _permuted(self, source: Any, axes: tuple[int, ...]) -> Any:
         """The permutation of a permutation as one, or as none."""
         while op_name(bound := self._bound(source)) == "relax.permute_dims":
-            before = _axes(bound)
+            before = axes_of(bound)
             source, axes = bound.args[0], tuple(before[axis] for axis in axes)
         if axes == tuple(range(len(axes))):
             return source
@@ -254,23 +211,9 @@ class _Fuser(relax.PyExprMutator):
             made = relax.op.expand_dims(self.builder_.normalize(self._permuted(source, axes)), [2])
         return self.builder_.emit(made) if isinstance(made, Call) else made
 
-    def _with_heads(self, bias: Any, shape: tuple[int, ...]) -> Any:
-        """A bias of scores of `shape` with four axes; heads are one where scores have three."""
+    def _with_heads(self, bias: Any, rank: int) -> Any:
+        """What is broadcast to scores, with four axes; heads are one where scores have three."""
         own = [int(extent) for extent in bias.ty.shape]
-        own = [1] * (len(shape) - len(own)) + own
-        full = own if len(shape) == 4 else [own[0], 1, *own[1:]]
+        own = [1] * (rank - len(own)) + own
+        full = own if rank == 4 else [own[0], 1, *own[1:]]
         return self.builder_.emit(relax.op.reshape(bias, full))
-
-
-def _axes(call: Any) -> tuple[int, ...]:
-    """The axes of a permutation; reversed, if it names none."""
-    rank = len(call.args[0].ty.shape)
-    given = call.attrs.axes
-    axes = ints(given) if given is not None else tuple(reversed(range(rank)))
-    return tuple(axis % rank for axis in axes)
-
-
-def _number(expr: Any) -> float | None:
-    """The number that a constant of one element is; None for any other expression."""
-    array = constant_array(expr)
-    return float(array.reshape(())) if isinstance(array, np.ndarray) and array.size == 1 else None

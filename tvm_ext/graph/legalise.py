@@ -54,6 +54,10 @@ POINTS = frozenset(name for name, rule in LAYOUTS.items() if rule is elementwise
 """Operators that work element by element."""
 
 
+MOVES = {"op_pattern": 2}
+"""For what moves elements, each once: TVM takes a gather for something it must not fuse."""
+
+
 @tvm.transform.module_pass(opt_level=0, name="Legalise")
 @dataclass(frozen=True)
 class Legalise:
@@ -198,6 +202,7 @@ def legalise_take(builder: Any, call: Any, options: Legalise) -> Any:
         *call.args,
         key=(place, kept),
         primfunc_name_hint="take",
+        primfunc_attrs=MOVES,
     )
 
 

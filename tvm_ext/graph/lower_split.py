@@ -1,10 +1,11 @@
 """`LowerSplit`: the parts of a split are slices, each of which its reader can take in.
 
     a, b = split(x, 2)           →   a = x[:n]; b = x[n:]
+    take(x, [3, 4, 5])           →   x[3:6]
     concat(x[:n], x[n:], y)      →   concat(x, y)
 
-A split is a kernel that copies every part. A slice is inlined by what reads it element by element,
-and `AbsorbViews` lets products read it where it lies.
+A split is a kernel that copies every part, a gather one that looks every index up. A slice is
+inlined by what reads it element by element, and `AbsorbViews` lets products read it where it lies.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tvm_ext.tvm_api import (
     IRModule,
     bound,
+    constant_array,
     op_name,
     relax,
     rewritten,
@@ -67,7 +71,8 @@ def _numbers(expr: Any) -> list[int] | None:
 @tvm.transform.module_pass(opt_level=0, name="LowerSplit")
 @dataclass(frozen=True)
 class LowerSplit:
-    """Rewrites splits of static shape; concatenations take back together what lies together."""
+    """Rewrites splits of static shape and gathers of neighbours that are known; concatenations take
+    back together what lies together."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with slices in place of splits."""
@@ -80,6 +85,8 @@ class _Rewriter(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if op_name(call) == "relax.split":
             return self._apart(call)
+        if op_name(call) == "relax.take" and call.attrs.axis is not None:
+            return self._gathered(call)
         if op_name(call) == "relax.concat" and call.attrs.axis is not None:
             return self._together(call)
         return call
@@ -102,6 +109,21 @@ class _Rewriter(relax.PyExprMutator):
             slices.append(self.builder_.emit(relax.op.strided_slice(whole, [axis], [begin], [end])))
             begin = end
         return relax.Tuple(slices)
+
+    def _gathered(self, call: Any) -> Any:
+        """take(x, neighbours)  →  the slice from the first to the last of them"""
+        whole, indices = call.args[0], constant_array(bound(self, call.args[1]))
+        before, after = static_extents(whole.ty), static_extents(call.ty)
+        if indices is None or not before or after is None or not indices.size:
+            return call
+        axis = int(call.attrs.axis) % len(before)
+        places = indices.reshape(-1)
+        begin, end = int(places[0]), int(places[0]) + places.size
+        neighbours = np.array_equal(places, np.arange(begin, end))
+        if not neighbours or begin < 0 or end > before[axis]:
+            return call
+        part = self._taken(Part(whole, axis, begin, end))
+        return part if indices.ndim == 1 else relax.op.reshape(part, after)
 
     def _together(self, call: Any) -> Any:
         """concat(x[a:b], x[b:c], y)  →  concat(x[a:c], y)"""

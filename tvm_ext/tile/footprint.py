@@ -13,20 +13,23 @@ from tvm_ext.tile.remember import remembered
 def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int = 1) -> int:
     """Bytes of the region one access touches; rows rounded up to whole `line_bytes`.
 
-    An access that is not affine touches at most one row for each point of the tile.
+    An access that is not affine (a gather) touches at most one row for each point of the tile;
+    points of one row count once.
     """
     tensor = graph.tensors[access.tensor]
     box = touched(access, tile, tensor.shape)
-    run = 1
-    if any(dim is None for dim in access.dims):
-        box = (min(prod(box), tile.points),)
-        return box[0] * max(line_bytes, tensor.dtype_bytes)
-    rows = prod(box)
-    for size, extent in zip(reversed(box), reversed(tensor.shape), strict=True):
+    run, rows = 1, prod(box)
+    for dim, size, extent in zip(
+        reversed(access.dims), reversed(box), reversed(tensor.shape), strict=True
+    ):
+        if dim is None:
+            break
         run *= size
         rows //= max(1, size)
         if size < extent:
             break
+    if None in access.dims:
+        rows = min(rows, -(-tile.points // run))
     lines = -(-run * tensor.dtype_bytes // line_bytes)
     return rows * lines * line_bytes
 

@@ -59,6 +59,15 @@ class Access(msgspec.Struct, frozen=True, cache_hash=True):
         """Whether any index depends on the axis (a non-affine one is taken to)."""
         return any(dim is None or dim.uses(axis) for dim in self.dims)
 
+    def elements(self, extents: tuple[int, ...], shape: tuple[int, ...]) -> int:
+        """Elements of a tensor of that shape that are touched while each axis runs over its extent;
+        a gather touches no more than there are iterations."""
+        box = (
+            size if dim is None else min(size, dim.span(extents))
+            for dim, size in zip(self.dims, shape, strict=True)
+        )
+        return min(prod(box), prod(extents))
+
     @remembered
     def stride(self, axis: int, shape: tuple[int, ...]) -> int | None:
         """Elements between neighbours along the axis, row-major; None if not affine.
@@ -177,5 +186,16 @@ class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     @remembered
     def io_bytes(self) -> int:
-        """Bytes of all inputs and outputs: the least DRAM traffic the group can have."""
-        return sum(tensor.size_bytes for tensor in self.tensors if tensor.role != "inner")
+        """Bytes of all inputs and outputs that are touched: the least DRAM traffic the group can
+        have."""
+        elements = [0] * len(self.tensors)
+        for node in self.nodes:
+            for access in (*node.reads, node.write):
+                elements[access.tensor] += access.elements(
+                    node.extents, self.tensors[access.tensor].shape
+                )
+        return sum(
+            min(tensor.size_bytes, count * tensor.dtype_bytes)
+            for tensor, count in zip(self.tensors, elements, strict=True)
+            if tensor.role != "inner"
+        )

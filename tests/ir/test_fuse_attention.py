@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 from tvm_ext.flow import lower
+from tvm_ext.graph.fold import FoldLayout
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.legalise_attention import legalise_attention
 from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import (
+    GenericConst,
+    IRModule,
+    constant,
+    constant_array,
+    op_name,
+    relax,
+    structural_walk,
+)
 
 HARDWARE = get("cpu/x86-avx512")
 op = relax.op
@@ -261,3 +270,67 @@ def test_operators_of_a_flow_are_lowered_where_the_kernel_covers_them(
             result = builder.emit_output(q)
         builder.emit_func_output(result)
     assert (made is not None) == lowered
+
+
+def hiding(shown: bool, value: float) -> Scores:
+    """Scores where a constant mask is set, or where it is not, and a value elsewhere."""
+
+    def where(emit: Emit, scores: Any) -> Any:
+        given = constant(np.tri(48, 40, dtype=bool))
+        other = relax.const(value, "float32")
+        return emit(op.where(given, *((scores, other) if shown else (other, scores))))
+
+    return where
+
+
+@pytest.mark.parametrize("value", [-1e9, -3.4e38, -np.inf])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_mask_that_replaces_scores_becomes_a_bias(shown: bool, value: float) -> None:
+    mod = FoldLayout()(fused(heads(hiding(shown, value))))
+    assert names(mod) == ["nn.attention_bias", *4 * ["reshape"]]
+    found: list[Any] = []
+    structural_walk(mod["main"].body, (GenericConst, found.append))
+    (bias,) = (array for array in map(constant_array, found) if array.ndim == 4)
+    hidden = np.tri(48, 40, dtype=bool) ^ shown
+    np.testing.assert_array_equal(bias[0, 0], np.where(hidden, np.float32(value), 0))
+
+
+@pytest.mark.parametrize("value", [0.0, -1e4])
+def test_a_mask_that_hides_nothing_is_none(value: float) -> None:
+    """Of a row that is masked as a whole the scores would still tell."""
+    assert "nn.attention_bias" not in names(fused(heads(hiding(True, value))))
+
+
+def test_a_scale_may_stand_on_the_left() -> None:
+    def scaled(emit: Emit, scores: Any) -> Any:
+        return emit(op.multiply(relax.const(0.25, "float32"), scores))
+
+    assert float(attention(fused(heads(scaled))).attrs.scale.value) == pytest.approx(0.25)
+
+
+def test_a_scale_of_each_head_goes_to_its_queries() -> None:
+    """Swin V2's temperatures."""
+
+    def scaled(emit: Emit, scores: Any) -> Any:
+        each = np.array([2.0, 3.0], "float32").reshape(1, 2, 1, 1)
+        return emit(op.multiply(scores, constant(each)))
+
+    found = names(fused(heads(scaled)))
+    assert "nn.attention" in found
+    assert found.count("multiply") == 1
+
+
+def test_values_may_stand_on_the_left() -> None:
+    """Stable Diffusion's autoencoder: v @ pᵀ."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    q = relax.Var("q", relax.TensorType((1, 48, 32), "float32"))
+    k, v = (relax.Var(n, relax.TensorType((1, 32, 48), "float32")) for n in "kv")
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            power = emit(op.nn.softmax(emit(op.matmul(q, k)), -1))
+            y = builder.emit_output(op.matmul(v, emit(op.permute_dims(power, [0, 2, 1]))))
+        builder.emit_func_output(y)
+    found = names(fused(builder.finalize()))
+    assert "nn.attention" in found
+    assert not {"matmul", "nn.softmax"} & set(found)

@@ -91,3 +91,22 @@ def test_a_stride_is_no_part() -> None:
     x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
     call = relax.BlockBuilder().normalize(op.strided_slice(x, [1], [0], [8], [2]))
     assert part_of(call) is None
+
+
+@pytest.mark.parametrize(
+    ("indices", "found"),
+    [
+        ([3, 4, 5], ["strided_slice"]),
+        (3, ["strided_slice", "reshape"]),
+        ([[2, 3]], ["strided_slice", "reshape"]),
+        (list(range(12)), []),
+        ([3, 5], ["take"]),
+        ([4, 3], ["take"]),
+        ([11, 12], ["take"]),
+    ],
+)
+def test_a_gather_of_neighbours_is_a_slice(indices: Any, found: list[str]) -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        return emit(op.take(x, relax.const(indices, "int64"), 1))
+
+    assert lowered(build) == found

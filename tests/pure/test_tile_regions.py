@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tvm_ext.tile import (
     Access,
     AffineDim,
+    Axis,
     LevelTile,
     Tensor,
     Tile,
@@ -249,3 +250,32 @@ def test_traffic_never_grows_with_a_tile_that_divides(
     graph, node, tile, grown, order = given
     before = traffic_bytes(graph, node, tile, order, 1)
     assert traffic_bytes(graph, node, grown, order, 1) <= before
+
+
+def gather(rows: int, columns: int, taken: int) -> TileGraph:
+    """y[i, c] = table[index[i], c]."""
+    axes = (Axis("i", taken), Axis("c", columns))
+    i, c = AffineDim((1, 0)), AffineDim((0, 1))
+    reads = (Access(0, (None, c)), Access(1, (i,)))
+    node = TileNode("take", "map", axes, reads, Access(2, (i, c)), 0.0)
+    tensors = (
+        Tensor("table", (rows, columns), "float32", 4, "input"),
+        Tensor("index", (taken,), "int64", 8, "input"),
+        Tensor("y", (taken, columns), "float32", 4, "output"),
+    )
+    return TileGraph("take", tensors, (node,))
+
+
+def test_a_gather_touches_the_rows_it_takes() -> None:
+    """Not the table (BERT's of 94 MB: 184 us were predicted, 30 measured)."""
+    graph = gather(rows=30_000, columns=768, taken=128)
+    (node,) = graph.nodes
+    table = node.reads[0]
+    assert access_bytes(graph, table, Tile((128, 768)), 64) == 128 * 768 * 4
+    assert access_bytes(graph, table, Tile((1, 8)), 64) == 64
+    assert graph.io_bytes == 2 * 128 * 768 * 4 + 128 * 8
+
+
+def test_a_small_table_is_touched_once() -> None:
+    graph = gather(rows=3, columns=16, taken=100)
+    assert access_bytes(graph, graph.nodes[0].reads[0], Tile((100, 16))) == 3 * 16 * 4

@@ -99,7 +99,7 @@ def conv(
     first = 2 if planes else 1
     out = geometry.out_size([int(size) for size in x.shape[first : rank + first]])
     grouped = geometry.groups > 1 and not geometry.depthwise
-    x = _padded(x, geometry, first)
+    x = padded_data(x, geometry, first)
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
     def position(at: Sequence[Any]) -> list[Any]:
@@ -158,7 +158,7 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     """The convolution of planes x [n, C, spatial..] by weight [O, C, k..] to planes [n, O, out..],
     of one group: for fewer output channels than a vector holds, since vectors lie along rows."""
     out = geometry.out_size([int(size) for size in x.shape[2:]])
-    x = _padded(x, geometry, 2)
+    x = padded_data(x, geometry, 2)
     channel = te.reduce_axis((0, geometry.in_channels), name="c")
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
     axes = list(zip(geometry.strides, taps, geometry.dilation, strict=True))
@@ -170,7 +170,7 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     return te.compute((x.shape[0], geometry.out_channels, *out), dense, name="conv")
 
 
-def _padded(x: Tensor, geometry: ConvGeometry, first: int) -> Tensor:
+def padded_data(x: Tensor, geometry: ConvGeometry, first: int) -> Tensor:
     """The data with the padding of its spatial axes, of which `first` is the first."""
     if not any((*geometry.pad_before, *geometry.pad_after)):
         return x

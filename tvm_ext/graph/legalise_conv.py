@@ -2,6 +2,7 @@
 
 conv2d(x, W, NHWC)  →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
                     or call_tir(winograd, x, G W G^T packed [a, b, O/B, C, B])
+                    or call_tir(taps, call_tir(conv, x, W as [(k, O), 1, 1, C], packed))
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.compute import taps
 from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
@@ -34,8 +36,8 @@ PLANES = {
     "relax.nn.conv3d": ("NCDHW", "OIDHW"),
 }
 """The same operators' layouts of data and weight where convolution stays in planes."""
-DIRECT = 0
-"""The algorithm that is no Winograd tile."""
+DIRECT, TAPS = 0, -1
+"""The algorithms that are no Winograd tile; of the second see `compute.taps`."""
 
 
 def stays_in_planes(call: Any, lanes: int) -> bool:
@@ -102,6 +104,8 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         )
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     x = call.args[0]
+    if m == TAPS:
+        return _by_taps(builder, x, weight, geometry, name, options.lanes)
     if m != DIRECT:
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
@@ -121,6 +125,28 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         constant(pack_weight(weight, geometry, options.lanes)),
         key=(geometry, planes),
         primfunc_name_hint=name,
+        primfunc_attrs=FUSES_EPILOGUE,
+    )
+
+
+def _by_taps(
+    builder: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry, name: str, lanes: int
+) -> Any:
+    """The product with all taps, and the sum of its results."""
+    product = taps.product_geometry(geometry, lanes)
+    columns = builder.call_te(
+        lambda data, filters: conv(data, filters, product, lanes),
+        x,
+        constant(pack_weight(taps.tap_columns(weight, lanes), product, lanes)),
+        key=product,
+        primfunc_name_hint=f"{name}_columns",
+        primfunc_attrs=FUSES_EPILOGUE,
+    )
+    return builder.call_te(
+        lambda data: taps.shifted_sum(data, geometry),
+        builder.emit(columns),
+        key=geometry,
+        primfunc_name_hint=f"{name}_taps",
         primfunc_attrs=FUSES_EPILOGUE,
     )
 
@@ -148,41 +174,59 @@ def choose_algorithm(
     predict_us: Callable[[PrimFunc], float] | None,
     gflops: float = inf,
 ) -> int:
-    """DIRECT, or the one of the output `tiles` whose Winograd form is predicted to be fastest.
+    """DIRECT, TAPS, or the one of the output `tiles`, whichever is predicted to be fastest.
 
     Those with the fewest multiplications are predicted first, and what would be slower even at the
     machine's peak of `gflops` is not.
     """
-    if predict_us is None or not winograd_applies(geometry, lanes):
+    if predict_us is None:
         return DIRECT
-    smallest = min(geometry.out_size(shape[1:-1]))
-    choices = (DIRECT, *(m for m in tiles if m < smallest))
-    least_us = {m: _flops(geometry, shape, m) / (gflops * 1e3) for m in choices}
+    choices = [DIRECT]
+    if winograd_applies(geometry, lanes):
+        smallest = min(geometry.out_size(shape[1:-1]))
+        choices += [m for m in tiles if m < smallest]
+    if taps.applies(geometry, lanes):
+        choices.append(TAPS)
+    if len(choices) == 1:
+        return DIRECT
+    least_us = {m: _flops(geometry, shape, lanes, m) / (gflops * 1e3) for m in choices}
     best, best_us = DIRECT, inf
     for m in sorted(choices, key=least_us.__getitem__):
         if least_us[m] < best_us:
-            predicted = predict_us(_program(geometry, shape, lanes, m))
+            predicted = sum(map(predict_us, _programs(geometry, shape, lanes, m)))
             best, best_us = (m, predicted) if predicted < best_us else (best, best_us)
     return best
 
 
-def _flops(geometry: ConvGeometry, shape: tuple[int, ...], m: int) -> int:
+def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> int:
     """Operations of an algorithm's multiply-adds between channels."""
+    if m == TAPS:
+        columns = taps.product_geometry(geometry, lanes).out_channels
+        return 2 * prod(shape) * columns
     side = m or 1
     tiles = prod(-(-extent // side) for extent in geometry.out_size(shape[1:-1]))
     points = (m + 2) ** 2 if m else prod(geometry.kernel)
     return 2 * shape[0] * tiles * points * geometry.in_channels * geometry.out_channels
 
 
-def _program(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> Any:
-    """The convolution by one algorithm as a PrimFunc of data and packed weight."""
+def _programs(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:
+    """The convolution by one algorithm: its kernels, one after another."""
     data = te.placeholder(shape, "float32", name="data")
     if m == DIRECT:
-        block = choose_block(geometry.out_channels, lanes)
-        packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
-        filters = te.placeholder(packed, "float32", name="filters")
-        result = conv(data, filters, geometry, lanes)
-    else:
-        filters = te.placeholder(packed_shape(geometry, lanes, m), "float32", name="filters")
-        result = winograd(data, filters, geometry, m)
-    return te.create_prim_func([data, filters, result])
+        return [_direct(data, geometry, lanes)]
+    if m == TAPS:
+        product = taps.product_geometry(geometry, lanes)
+        t = te.placeholder((*shape[:-1], product.out_channels), "float32", name="t")
+        return [
+            _direct(data, product, lanes),
+            te.create_prim_func([t, taps.shifted_sum(t, geometry)]),
+        ]
+    filters = te.placeholder(packed_shape(geometry, lanes, m), "float32", name="filters")
+    return [te.create_prim_func([data, filters, winograd(data, filters, geometry, m)])]
+
+
+def _direct(data: Any, geometry: ConvGeometry, lanes: int) -> PrimFunc:
+    block = choose_block(geometry.out_channels, lanes)
+    packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
+    filters = te.placeholder(packed, "float32", name="filters")
+    return te.create_prim_func([data, filters, conv(data, filters, geometry, lanes)])

@@ -1,0 +1,67 @@
+"""Convolution by a product with all taps and the sum of its shifted results."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import make_model, random_inputs, run_plainly, value
+
+import tvm_ext
+from tvm_ext.graph import legalise_conv
+from tvm_ext.hardware import get
+from tvm_ext.passes import predicted_us
+from tvm_ext.tvm_api import Target
+
+pytest.importorskip("onnxruntime")
+BOUND = 5e-6
+CASES = {
+    # name: (data, output channels, kernel, attributes)
+    "an image": ((1, 16, 12, 20), 3, (3, 3), {"pads": [1] * 4}),
+    "one channel": ((1, 8, 9, 7), 1, (3, 3), {"pads": [1] * 4}),
+    "odd channels": ((2, 5, 7, 11), 2, (5, 3), {"pads": [2, 1, 0, 3]}),
+    "no padding": ((1, 16, 11, 13), 3, (3, 3), {}),
+    "dilated": ((1, 8, 13, 13), 3, (3, 3), {"pads": [2] * 4, "dilations": [2, 2]}),
+    "one row": ((1, 12, 40), 2, (9,), {"pads": [4, 4]}),
+    "volumes": ((1, 8, 4, 6, 5), 3, (3, 3, 3), {"pads": [1] * 6}),
+    "one pixel": ((1, 4, 1, 1), 3, (3, 3), {"pads": [1] * 4}),
+}
+
+
+def model(name: str) -> onnx.ModelProto:
+    data, outputs, kernel, attributes = CASES[name]
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((outputs, data[1], *kernel), np.float32)
+    weight /= np.sqrt(weight[0].size)
+    bias = rng.standard_normal(outputs, np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attributes),
+        helper.make_node("Tanh", ["c"], ["y"]),
+    ]
+    return make_model(nodes, [value("x", *data)], ["y"], {"w": weight, "b": bias})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_direct_convolution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legalise_conv, "choose_algorithm", lambda *_: legalise_conv.TAPS)
+    made = model(name)
+    given = random_inputs(made)
+    compiled = tvm_ext.compile(made)
+    assert any("taps" in group.kind for group in compiled.manifest.groups)
+    (found,), (wanted,) = compiled(given), run_plainly(made, given)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=BOUND * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "side", "chosen"),
+    [(3, 256, legalise_conv.TAPS), (1, 128, legalise_conv.TAPS), (64, 56, 4)],
+)
+def test_the_model_takes_it_for_few_channels(outputs: int, side: int, chosen: int) -> None:
+    hw = get("cpu/x86-avx2")
+    geometry = legalise_conv.ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 64, outputs)
+    with Target(hw.target):
+        found = legalise_conv.choose_algorithm(
+            geometry, (1, side, side, 64), 8, (4, 2), lambda func: predicted_us(func, hw), 1e9
+        )
+    assert found == chosen

@@ -9,6 +9,7 @@ from onnx import helper
 from onnx_models import make_model, random_inputs, run_plainly, value
 
 import tvm_ext
+from tvm_ext.compute import taps
 from tvm_ext.graph import legalise_conv
 from tvm_ext.hardware import get
 from tvm_ext.passes import predicted_us
@@ -35,16 +36,24 @@ def model(name: str) -> onnx.ModelProto:
     weight = rng.standard_normal((outputs, data[1], *kernel), np.float32)
     weight /= np.sqrt(weight[0].size)
     bias = rng.standard_normal(outputs, np.float32)
+    # behind another convolution, which leaves channels innermost
+    first = rng.standard_normal((data[1], data[1], *(1,) * len(kernel)), np.float32)
     nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attributes),
+        helper.make_node("Conv", ["x", "v"], ["z"]),
+        helper.make_node("Conv", ["z", "w", "b"], ["c"], **attributes),
         helper.make_node("Tanh", ["c"], ["y"]),
     ]
-    return make_model(nodes, [value("x", *data)], ["y"], {"w": weight, "b": bias})
+    return make_model(
+        nodes, [value("x", *data)], ["y"], {"v": first / data[1], "w": weight, "b": bias}
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_direct_convolution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legalise_conv, "choose_algorithm", lambda *_: legalise_conv.TAPS)
+    def choose(geometry: legalise_conv.ConvGeometry, *_: object) -> int:
+        return legalise_conv.TAPS if taps.applies(geometry, 8) else legalise_conv.DIRECT
+
+    monkeypatch.setattr(legalise_conv, "choose_algorithm", choose)
     made = model(name)
     given = random_inputs(made)
     compiled = tvm_ext.compile(made)

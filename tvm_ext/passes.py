@@ -19,6 +19,7 @@ from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.find_group_norm import FindGroupNorm
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
+from tvm_ext.graph.fold_depth import FoldDepth
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.legalise import Legalise
@@ -47,6 +48,7 @@ __all__ = [
     "ChannelsLast",
     "ConcatInPlace",
     "FindGroupNorm",
+    "FoldDepth",
     "FoldIndices",
     "FoldLayout",
     "Fuse",
@@ -71,6 +73,7 @@ __all__ = [
 def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled. `explain` is
     told what fusion passes decide."""
+    predict_us = partial(predicted_us, hardware=hardware)
     return [
         LowerEinsum(),
         LowerSplit(),
@@ -79,6 +82,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         FuseAttention(hardware),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
+        FoldDepth(hardware, predict_us),
         FoldLayout(),
         SinkReshapes(),
         FoldLayout(),
@@ -86,12 +90,12 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         Normalise(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        Legalise(hardware, predict_us=partial(predicted_us, hardware=hardware)),
+        Legalise(hardware, predict_us=predict_us),
         Share(),
         FoldIndices(),
         Fuse(),
-        Stitch(partial(predicted_us, hardware=hardware), explain=explain),
-        AbsorbViews(partial(predicted_us, hardware=hardware), explain),
+        Stitch(predict_us, explain=explain),
+        AbsorbViews(predict_us, explain),
         MemoryOrder(),
         ConcatInPlace(hardware.lanes(4)),
     ]

@@ -62,7 +62,7 @@ def stays_in_planes(call: Any, lanes: int) -> bool:
 def legalise_planes(builder: Any, call: Any) -> Any:
     """Convolution of planes to few planes (see `stays_in_planes`)."""
     outputs, inputs, *kernel = constant_array(call.args[1]).shape
-    geometry = _geometry(call.attrs, kernel, inputs, outputs)
+    geometry = geometry_of(call.attrs, kernel, inputs, outputs)
     return builder.call_te(
         lambda data, filters: conv_planes(data, filters, geometry),
         *call.args,
@@ -91,7 +91,7 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
         return None
     if planes:
         shape = (shape[0], *shape[2:], shape[1])
-    geometry = _geometry(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+    geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
     m = DIRECT
     if not planes:
         m = choose_algorithm(
@@ -151,7 +151,8 @@ def _by_taps(
     )
 
 
-def _geometry(attrs: Any, kernel: Sequence[int], inputs: int, outputs: int) -> ConvGeometry:
+def geometry_of(attrs: Any, kernel: Sequence[int], inputs: int, outputs: int) -> ConvGeometry:
+    """A Relax convolution's attributes, with the extents of its weight."""
     rank, padding = len(kernel), ints(attrs.padding)
     return ConvGeometry(
         kernel=tuple(kernel),
@@ -193,7 +194,7 @@ def choose_algorithm(
     best, best_us = DIRECT, inf
     for m in sorted(choices, key=least_us.__getitem__):
         if least_us[m] < best_us:
-            predicted = sum(map(predict_us, _programs(geometry, shape, lanes, m)))
+            predicted = sum(map(predict_us, programs_of(geometry, shape, lanes, m)))
             best, best_us = (m, predicted) if predicted < best_us else (best, best_us)
     return best
 
@@ -209,7 +210,7 @@ def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -
     return 2 * shape[0] * tiles * points * geometry.in_channels * geometry.out_channels
 
 
-def _programs(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:
+def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:
     """The convolution by one algorithm: its kernels, one after another."""
     data = te.placeholder(shape, "float32", name="data")
     if m == DIRECT:

@@ -2,6 +2,7 @@
 
   blocking  how an output axis is cut into blocks of whole vectors, decided by the machine alone
   conv      channels-last convolution of any rank: plain, grouped, depthwise; of planes to few
+  taps      convolution to few channels: a product with all taps, and a sum of what it makes
   dense     matrix multiplication by a constant
   attention  a softmax between two products, queries in vectors
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage

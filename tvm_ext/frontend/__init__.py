@@ -8,6 +8,7 @@ weights     weights kept apart, so that no step copies or serialises them (model
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
             unroll: recurrent layers step by step, as `recurrent` reads them
+            depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time
 randomise   random weights for models that ship without real ones; for tests and benchmarks

@@ -4,8 +4,11 @@ In the order the pipeline runs them:
   lower_einsum   einsums to matrix products; lower_split: splits to slices
   normalise      dataflow blocks, inference operators, no dead code
   common_subexpr  equal expressions once, weights not looked at; of normalise and share
-  fuse_attention  a softmax between two products as one operator; join_projections: of one product
+  fuse_attention  a softmax between two products as one operator (attention_scores: what it is of;
+                 join_projections: queries, keys and values as one product)
+  find_group_norm  group norms as exporters write them, as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
+  fold_depth     convolutions of volumes as those of planes beside their neighbours
   sink_reshapes  reshapes behind what works element by element
   read_planes    convolutions of few channels take planes as they are
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it

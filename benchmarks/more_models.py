@@ -11,12 +11,10 @@ tuned tvm_ext for these; they are here to find what it does badly.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,6 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import onnx
 import torch
 import transformers as tf
+from export_command import write_models
 from torch import nn
 
 from tvm_ext.frontend.randomise import randomise
@@ -172,24 +171,5 @@ def export(name: str, seed: int) -> onnx.ModelProto:
     return randomise(proto, seed=seed) if name in NORMED else proto
 
 
-def main() -> None:
-    """Writes the models."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="name", help=f"from: {', '.join(NETWORKS)}")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if unknown := [name for name in args.names if name not in NETWORKS]:
-        parser.error(f"no model to export named {', '.join(unknown)}; see --help")
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.names or NETWORKS:
-        model = export(name, args.seed)
-        path = args.out / f"{name}.onnx"
-        onnx.save(model, path)
-        print(f"{name:16}{len(model.graph.node):7} nodes {path.stat().st_size / 1e6:8.1f} MB")
-
-
 if __name__ == "__main__":
-    main()
+    write_models(__doc__, NETWORKS, export)

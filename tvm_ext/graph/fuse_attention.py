@@ -87,10 +87,9 @@ class _Fuser(relax.PyExprMutator):
     def _turned(self, values: Any, given: Any) -> Any:
         """matmul(v, permute(p))  →  permute(matmul(p, permute(v))), as one operator where `p` is a
         softmax of scores; None for another product. So does Stable Diffusion's autoencoder."""
-        made = self._bound(given)
-        rank = len(given.ty.shape)
+        made, rank = self._bound(given), len(static_shape(given) or ())
         swap = (*range(rank - 2), rank - 1, rank - 2)
-        if op_name(made) != "relax.permute_dims" or axes_of(made) != swap:
+        if rank < 3 or op_name(made) != "relax.permute_dims" or axes_of(made) != swap:
             return None
         if self._uses[made.args[0]] != 1:
             return None

@@ -1,0 +1,31 @@
+"""The command line of the files that export networks: which ones, and where to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import onnx
+
+
+def write_models(
+    description: str | None, known: Collection[str], export: Callable[[str, int], onnx.ModelProto]
+) -> None:
+    """Writes the models that the command line names, by default all; `export` takes a name and a
+    seed."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help=f"from: {', '.join(known)}")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in known]:
+        parser.error(f"no model to export named {', '.join(unknown)}; see --help")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.names or known:
+        model = export(name, args.seed)
+        path = args.out / f"{name}.onnx"
+        onnx.save(model, path)
+        print(f"{name:16}{len(model.graph.node):7} nodes {path.stat().st_size / 1e6:8.1f} MB")

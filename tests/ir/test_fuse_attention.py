@@ -334,3 +334,16 @@ def test_values_may_stand_on_the_left() -> None:
     found = names(fused(builder.finalize()))
     assert "nn.attention" in found
     assert not {"matmul", "nn.softmax"} & set(found)
+
+
+@pytest.mark.parametrize("rank", [3, -1])
+def test_products_of_unknown_shape_stay(rank: int) -> None:
+    """Of which at most the number of axes is known."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    x, y = (relax.Var(name, relax.TensorType(ndim=rank, dtype="float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            z = builder.emit_output(op.matmul(x, emit(op.permute_dims(y))))
+        builder.emit_func_output(z)
+    assert names(fused(builder.finalize())) == ["matmul", "permute_dims"]

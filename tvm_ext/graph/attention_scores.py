@@ -137,10 +137,10 @@ class ScoresReader:
 
 def axes_of(call: Any) -> tuple[int, ...]:
     """The axes of a permutation; reversed, if it names none."""
-    rank = len(call.args[0].ty.shape)
     given = call.attrs.axes
-    axes = ints(given) if given is not None else tuple(reversed(range(rank)))
-    return tuple(axis % rank for axis in axes)
+    if given is None:
+        return tuple(reversed(range(call.args[0].ty.ndim)))
+    return tuple(axis % len(given) for axis in ints(given))
 
 
 def _number(expr: Any) -> float | None:

@@ -73,7 +73,7 @@ class _Fuser(relax.PyExprMutator):
         is_product = op_name(call) == "relax.matmul"
         once = [is_product and self._uses[arg] == 1 for arg in call.args]
         call = self.visit_expr_post_order(call)
-        if op_name(call) == "relax.permute_dims":
+        if op_name(call) == "relax.permute_dims" and call.args[0].ty.ndim > 0:
             return self._permuted(call.args[0], axes_of(call))
         fused = self._attention(*call.args) if any(once[:1]) else None
         if fused is None and any(once[1:]):

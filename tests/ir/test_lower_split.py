@@ -110,3 +110,25 @@ def test_a_gather_of_neighbours_is_a_slice(indices: Any, found: list[str]) -> No
         return emit(op.take(x, relax.const(indices, "int64"), 1))
 
     assert lowered(build) == found
+
+
+@pytest.mark.parametrize(("count", "found"), [(4, "strided_slice"), (6, "take")])
+def test_many_gathers_of_one_tensor_stay(count: int, found: str) -> None:
+    """The steps of a sequence: each slice would be a kernel of its own."""
+
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        taken = [
+            emit(op.take(x, relax.const(place, "int64"), 1)) for place in range(0, count * 2, 2)
+        ]
+        return emit(relax.Tuple(taken))
+
+    assert lowered(build).count(found) == count
+
+
+@pytest.mark.parametrize(("count", "found"), [(4, "strided_slice"), (6, "split")])
+def test_a_split_of_many_parts_stays(count: int, found: str) -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        parts = emit(op.split(x, count, 1))
+        return emit(relax.Tuple([emit(parts[place]) for place in range(count)]))
+
+    assert found in lowered(build)

@@ -6,10 +6,13 @@
 
 A split is a kernel that copies every part, a gather one that looks every index up. A slice is
 inlined by what reads it element by element, and `AbsorbViews` lets products read it where it lies.
+Each slice is a kernel of its own, though, where a gather is one for any index: what is taken apart
+into many parts (the steps of a sequence) stays as it is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,6 +30,9 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
+
+MOST_PARTS = 4
+"""Slices that are made of one tensor."""
 
 
 class Part(NamedTuple):
@@ -81,11 +87,24 @@ class LowerSplit:
 
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._gathers: Counter[Any] = Counter()
+        """By the tensor that they are of."""
+        for function in mod.functions.values():
+            if isinstance(function, relax.Function):
+                relax.analysis.post_order_visit(function, self._count)
+
+    def _count(self, node: Any) -> None:
+        if op_name(node) == "relax.take" and isinstance(node.args[0], relax.Var):
+            self._gathers[node.args[0]] += 1
+
     def visit_call_(self, call: Any) -> Any:
+        few = op_name(call) == "relax.take" and self._gathers[call.args[0]] <= MOST_PARTS
         call = self.visit_expr_post_order(call)
-        if op_name(call) == "relax.split":
+        if op_name(call) == "relax.split" and len(call.ty.fields) <= MOST_PARTS:
             return self._apart(call)
-        if op_name(call) == "relax.take" and call.attrs.axis is not None:
+        if few and call.attrs.axis is not None:
             return self._gathered(call)
         if op_name(call) == "relax.concat" and call.attrs.axis is not None:
             return self._together(call)

@@ -1,12 +1,27 @@
-"""The command line of the files that export networks: which ones, and where to."""
+"""What the files that export networks by tracing share: the exporter, and the command line."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import onnx
+import torch
+from torch import nn
+
+OPSET = 14
+
+
+def traced(build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
+    """The network that `build` makes, in ONNX."""
+    file = io.BytesIO()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(build().eval(), inputs, file, opset_version=OPSET, dynamo=False)
+    return onnx.load_from_string(file.getvalue())
 
 
 def write_models(

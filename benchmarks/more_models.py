@@ -11,9 +11,7 @@ tuned tvm_ext for these; they are here to find what it does badly.
 
 from __future__ import annotations
 
-import io
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +20,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import onnx
 import torch
 import transformers as tf
-from export_command import write_models
+from export_command import traced, write_models
 from torch import nn
 
 from tvm_ext.frontend.randomise import randomise
 
-OPSET = 14
 VOCABULARY = 1000
 SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 TINY = {"num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
@@ -162,12 +159,7 @@ def export(name: str, seed: int) -> onnx.ModelProto:
     """One model in ONNX."""
     torch.manual_seed(seed)
     build, inputs = NETWORKS[name]
-    file = io.BytesIO()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = FirstOutput(build()).eval()
-        torch.onnx.export(model, inputs, file, opset_version=OPSET, dynamo=False)
-    proto = onnx.load_from_string(file.getvalue())
+    proto = traced(lambda: FirstOutput(build()), inputs)
     return randomise(proto, seed=seed) if name in NORMED else proto
 
 

@@ -111,10 +111,11 @@ class _Rewriter(relax.PyExprMutator):
         return call
 
     def visit_tuple_getitem_(self, item: Any) -> Any:
-        parts = bound(self, self.visit_expr(item.tuple_value))
+        given = self.visit_expr(item.tuple_value)
+        parts = bound(self, given)
         if isinstance(parts, relax.Tuple):
             return parts.fields[item.index]
-        return relax.TupleGetItem(self.visit_expr(item.tuple_value), item.index)
+        return relax.TupleGetItem(given, item.index)
 
     def _apart(self, call: Any) -> Any:
         """split(x)  →  the tuple of its parts as slices"""

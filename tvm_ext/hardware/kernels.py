@@ -88,6 +88,16 @@ def instructions(isa: tuple[str, ...]) -> dict[str, Instruction]:
     return best
 
 
+SEED = (0x3F003F00, 0x3F803F80)
+"""What chains multiply and add, about 0.5 and 1 as float32 and as pairs of bf16: no sum becomes
+denormal or infinite."""
+
+
+def chain_count(vector_registers: int) -> int:
+    """Chains that hide the latency; a quarter of the registers is left for operands."""
+    return vector_registers * 3 // 4
+
+
 def chains(instruction: Instruction, count: int) -> Any:
     """`count` independent chains of `instruction`, one step each per round, all in registers."""
     lanes, dtype = instruction.lanes, instruction.accumulator

@@ -26,13 +26,12 @@ class Peak:
         from tvm_ext.hardware import kernels
 
         used = kernels.instructions(hardware.isa)["float32"]
-        chains = hardware.vector_registers * 3 // 4
+        chains = kernels.chain_count(hardware.vector_registers)
         kernel = kernels.chains(used, chains).with_attr("global_symbol", "chains")
         module = tvm.IRModule({"chains": kernel})
-        self._kernel = tvm.compile(module, target=tvm.target.Target(hardware.target)).jit()[
-            "chains"
-        ]
-        self._seed = tvm.runtime.tensor(np.array([0x3F003F00, 0x3F803F80], "int32"))
+        built = tvm.compile(module, target=tvm.target.Target(hardware.target)).jit()
+        self._kernel = built["chains"]
+        self._seed = tvm.runtime.tensor(np.array(kernels.SEED, "int32"))
         self._out = tvm.runtime.empty((hardware.cores * chains * used.lanes,), "float32")
         self._tasks = hardware.cores
         operations = 2.0 * chains * used.lanes * used.macs_per_lane * hardware.cores

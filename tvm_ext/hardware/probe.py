@@ -139,8 +139,7 @@ class _Bench:
         from tvm_ext.hardware import kernels
 
         cores, lanes = model.cores, model.lanes(4)
-        # A quarter of the registers is left for operands; the rest hides the latency.
-        self.chains = model.vector_registers * 3 // 4
+        self.chains = kernels.chain_count(model.vector_registers)
         best = kernels.instructions(model.isa)
         # -2: one worker per listed CPU, bound to it, whatever TVM_NUM_THREADS says.
         pool = tvm.get_global_func("runtime.config_threadpool")
@@ -162,8 +161,7 @@ class _Bench:
 
         words = cores * lanes * max(self.chains, _VECTORS)
         out = {dtype: tvm.runtime.empty((words,), dtype) for dtype in ("float32", "int32")}
-        # About 0.5 and 1 as float32 and as pairs of bf16: no sum becomes denormal or infinite.
-        seed = tvm.runtime.tensor(np.array([0x3F003F00, 0x3F803F80], "int32"))
+        seed = tvm.runtime.tensor(np.array(kernels.SEED, "int32"))
         sets = _working_sets(model)
         words = max(max(alone, each * cores) for alone, each in sets.values()) // 4
         data = tvm.runtime.empty((words,), "int32")

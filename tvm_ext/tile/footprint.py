@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
 from tvm_ext.tile.remember import remembered
 
 
@@ -35,18 +35,8 @@ def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int =
 
 
 def touched(access: Access, tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements touched along each dim: `infer.region` without the gaps a stride leaves."""
-    return _touched(access.dims, tile.extents, shape)
-
-
-@remembered
-def _touched(
-    dims: tuple[AffineDim | None, ...], extents: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[int, ...]:
-    return tuple(
-        extent if dim is None else min(extent, dim.span(extents))
-        for dim, extent in zip(dims, shape, strict=True)
-    )
+    """Elements touched along each dim (`Access.box`)."""
+    return access.box(tile.extents, shape)
 
 
 def footprint_bytes(graph: TileGraph, node: TileNode, tile: Tile) -> int:

@@ -59,14 +59,14 @@ class Access(msgspec.Struct, frozen=True, cache_hash=True):
         """Whether any index depends on the axis (a non-affine one is taken to)."""
         return any(dim is None or dim.uses(axis) for dim in self.dims)
 
-    def elements(self, extents: tuple[int, ...], shape: tuple[int, ...]) -> int:
-        """Elements of a tensor of that shape that are touched while each axis runs over its extent;
-        a gather touches no more than there are iterations."""
-        box = (
+    @remembered
+    def box(self, extents: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Elements of a tensor of that shape touched along each of its dims while each axis runs
+        over its extent: `infer.region` without the gaps a stride leaves."""
+        return tuple(
             size if dim is None else min(size, dim.span(extents))
             for dim, size in zip(self.dims, shape, strict=True)
         )
-        return min(prod(box), prod(extents))
 
     @remembered
     def stride(self, axis: int, shape: tuple[int, ...]) -> int | None:
@@ -191,9 +191,9 @@ class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):
         elements = [0] * len(self.tensors)
         for node in self.nodes:
             for access in (*node.reads, node.write):
-                elements[access.tensor] += access.elements(
-                    node.extents, self.tensors[access.tensor].shape
-                )
+                box = access.box(node.extents, self.tensors[access.tensor].shape)
+                # a gather touches no more than there are iterations
+                elements[access.tensor] += min(prod(box), prod(node.extents))
         return sum(
             min(tensor.size_bytes, count * tensor.dtype_bytes)
             for tensor, count in zip(self.tensors, elements, strict=True)

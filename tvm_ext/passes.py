@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any
 
@@ -22,6 +22,7 @@ from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
+from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_split import LowerSplit
@@ -35,7 +36,7 @@ from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import pick
+from tvm_ext.picker import pick, pick_strips
 from tvm_ext.planner import Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.tir import prepare
@@ -53,6 +54,7 @@ __all__ = [
     "FoldLayout",
     "Fuse",
     "FuseAttention",
+    "FuseTiles",
     "Legalise",
     "LowerEinsum",
     "LowerSplit",
@@ -73,7 +75,7 @@ __all__ = [
 def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled. `explain` is
     told what fusion passes decide."""
-    predict_us = partial(predicted_us, hardware=hardware)
+    predict_us = cache(partial(predicted_us, hardware=hardware))
     return [
         LowerEinsum(),
         LowerSplit(),
@@ -96,6 +98,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         Fuse(),
         Stitch(predict_us, explain=explain),
         AbsorbViews(predict_us, explain),
+        FuseTiles(predict_us, explain=explain),
         MemoryOrder(),
         ConcatInPlace(hardware.lanes(4)),
     ]
@@ -105,7 +108,8 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     """Predicted time of a PrimFunc by its best plan, infinite where there is none, or none of the
     `rule` asked for: compares algorithms for one operator, and a kernel with those it replaces."""
     prepared = prepare(func)
-    found = pick(prepared.graph, hardware) if prepared else []
+    picked = pick_strips if rule == STRIPS else pick
+    found = picked(prepared.graph, hardware) if prepared else []
     if not found or (rule and found[0].plan.rule != rule):
         return inf
     return found[0].estimate.latency_us

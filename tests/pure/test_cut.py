@@ -49,7 +49,9 @@ def test_attention_is_two_products_and_the_rows_between_them() -> None:
 def test_every_piece_has_a_plan_of_its_own(name: str) -> None:
     graph = GRAPHS[name]
     pieces = cut(graph)
-    for candidate in pick(graph, HARDWARE, 8):
+    candidates = [one for one in pick(graph, HARDWARE, 8) if one.plan.rule != "strips"]
+    assert candidates
+    for candidate in candidates:
         plan = candidate.plan
         parts = parted(pieces, plan)
         assert [part.rule for part in parts[1:]] == ["rows", "tile"]

@@ -179,11 +179,13 @@ def test_pieces_are_varied_one_at_a_time() -> None:
     for _ in range(3):
         for plan in space.propose(BATCH, model):
             space.take(plan, 1.0 + len(space.measured))
-    changed = {
-        sum(a != b for a, b in zip(plan.parts(), space.best.parts(), strict=True))
-        for plan in space.measured
-    }
+    by_pieces = [plan for plan in space.measured if plan.rule != "strips"]
+    assert space.best.rule == "strips"
+    assert len(by_pieces) > BATCH  # what is varied where the best are strips
+    first = by_pieces[0].parts()
+    changed = {sum(a != b for a, b in zip(plan.parts(), first, strict=True)) for plan in by_pieces}
     assert changed <= {0, 1}
+    assert len(space.examples()) == len(by_pieces)
     assert all(len(example.rows) == 7 for example in space.examples())
 
 

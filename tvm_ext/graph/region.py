@@ -213,7 +213,7 @@ class Merger(ABC):
     """Why the region that ends with a call, perhaps the call alone, is no larger."""
     refused: dict[Any, str] = field(default_factory=dict, init=False)
     """Why regions, by their keys, did not become one kernel."""
-    _together_us: dict[Any, float] = field(default_factory=dict, init=False)
+    together_us: dict[Any, float] = field(default_factory=dict, init=False)
     _us: dict[str, float] = field(default_factory=dict, init=False)
     _merged: dict[Any, Any] = field(default_factory=dict, init=False)
     """For each region, by its key, the variable of the function in its place; None if it stays."""
@@ -255,7 +255,7 @@ class Merger(ABC):
         if self.predict_us is None:
             return ""
         apart_us, together_us = self.apart_us(region), self.predict_us(func, **asked)
-        self._together_us[region.key] = together_us
+        self.together_us[region.key] = together_us
         if together_us < apart_us:
             return ""
         if together_us == inf:
@@ -277,7 +277,7 @@ class Merger(ABC):
                 kernels=tuple(str(call.kernel.name_hint) for call in region.calls),
                 stopped=next(filter(None, map(self.stopped.get, numbers)), ""),
                 apart_us=_known_us(self.apart_us(region)) if several else 0.0,
-                together_us=_known_us(self._together_us.get(region.key, 0.0)) if several else 0.0,
+                together_us=_known_us(self.together_us.get(region.key, 0.0)) if several else 0.0,
                 apart_bytes=region.apart_bytes,
                 together_bytes=region.together_bytes,
             )

@@ -13,7 +13,7 @@ Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answe
 """
 
 from tvm_ext.picker.perf import Candidate, Estimate, estimate, exchange_us
-from tvm_ext.picker.pick import pick
+from tvm_ext.picker.pick import pick, pick_strips
 from tvm_ext.picker.predict import predict
 from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
 
@@ -25,5 +25,6 @@ __all__ = [
     "exchange_us",
     "packed_bytes",
     "pick",
+    "pick_strips",
     "predict",
 ]

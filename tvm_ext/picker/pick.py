@@ -6,7 +6,8 @@ performance model, then core tiles are grown around the best of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 
 import msgspec
@@ -38,6 +39,7 @@ from tvm_ext.picker.perf import (
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.stream import row_by_row, streaming
+from tvm_ext.picker.strip import strip_candidates
 from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
@@ -62,6 +64,8 @@ from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.shift import shifts
 
+CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
+"""Core tiles for a stage and its register tile, with vectors of so many elements."""
 REGISTER_TILES = 6
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
@@ -80,8 +84,18 @@ def pick(
         return pick_blocks(graph, hardware, count)
     pieces = cut(graph)
     if len(pieces) > 1:
-        return pick_pieces(pieces, hardware, count, alone=alone)
-    return pick_piece(graph, hardware, count, alone=alone)
+        found = pick_pieces(pieces, hardware, count, alone=alone)
+    else:
+        found = pick_piece(graph, hardware, count, alone=alone)
+    strips = pick_strips(graph, hardware)
+    return sorted([*strips, *found], key=_latency)[:count] if strips else found
+
+
+def pick_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
+    """Plans that compute a group strip by strip, best first; none if it has no such."""
+    return strip_candidates(
+        graph, hardware, partial(pick_piece, count=1, alone=True, core_tiles=_whole)
+    )
 
 
 def pick_pieces(
@@ -106,9 +120,15 @@ def pick_pieces(
 
 
 def pick_piece(
-    graph: TileGraph, hardware: HardwareModel, count: int, *, alone: bool = False
+    graph: TileGraph,
+    hardware: HardwareModel,
+    count: int,
+    *,
+    alone: bool = False,
+    core_tiles: CoreTiles | None = None,
 ) -> list[Candidate]:
-    """The best plans for a group of which one stage, or one chain of stages, is tiled."""
+    """The best plans for a group of which one stage, or one chain of stages, is tiled, with the
+    `core_tiles` given or all that are worth a look."""
     anchor = choose_anchor(graph)
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
@@ -121,10 +141,11 @@ def pick_piece(
     if is_flat(graph, node):
         found = [flat_plan(graph, anchor, hardware)]
     elif vectorisable(graph, node):
-        found = list(tile_plans(graph, anchor, hardware, max(count, 1)))
+        found = list(tile_plans(graph, anchor, hardware, max(count, 1), core_tiles))
     else:
         rows = rows_plan(graph, hardware)
-        found = [rows] if rows else list(tile_plans(graph, anchor, hardware, max(count, 1)))
+        tiles = () if rows else tile_plans(graph, anchor, hardware, max(count, 1), core_tiles)
+        found = [rows] if rows else list(tiles)
     if split := split_plan(graph, anchor, hardware):
         found.append(split)
     ranked = in_company(graph, sorted(found, key=_latency), hardware, alone=alone)
@@ -263,8 +284,15 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     return Candidate(plan, row_by_row(graph, hw, plan))
 
 
-def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> Iterator[Candidate]:
-    """Register tiles ranked by cycles, each with the core tiles that share the work out."""
+def tile_plans(
+    graph: TileGraph,
+    anchor: int,
+    hw: HardwareModel,
+    count: int,
+    core_tiles: CoreTiles | None = None,
+) -> Iterator[Candidate]:
+    """Register tiles ranked by cycles, each with the core tiles that share the work out, or those
+    given."""
     node = graph.nodes[anchor]
     dtype_bytes = widest_bytes(graph, node)
     vector = vector_axis(node)
@@ -284,7 +312,7 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
             continue
-        for core in core_tiles(graph, node, register, lanes, hw):
+        for core in (core_tiles or cut_core_tiles)(graph, node, register, lanes, hw):
             if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
                 continue
             order = loop_order(graph, node, vector, core, hw)
@@ -308,7 +336,7 @@ def tile_plans(graph: TileGraph, anchor: int, hw: HardwareModel, count: int) -> 
         best.sort()
 
 
-def core_tiles(
+def cut_core_tiles(
     graph: TileGraph, node: TileNode, register: Tile, lanes: int, hw: HardwareModel
 ) -> Iterator[Tile]:
     """Core tiles that cut one axis, with a tail of whole register tiles or not, or two axes without
@@ -335,6 +363,13 @@ def core_tiles(
                 even = full[axis] % size == 0 == full[other] % register.extents[other]
                 if even or whole(Tile(tuple(both))):
                     yield Tile(tuple(both))
+
+
+def _whole(
+    _graph: TileGraph, node: TileNode, _register: Tile, _lanes: int, _hw: HardwareModel
+) -> Iterator[Tile]:
+    """The core tile that is the whole stage."""
+    yield Tile(node.extents)
 
 
 def _cycles_per_point(

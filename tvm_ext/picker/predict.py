@@ -8,6 +8,7 @@ from tvm_ext.picker.chain import chain_estimate
 from tvm_ext.picker.gpu import predict_blocks
 from tvm_ext.picker.perf import Estimate, estimate, together
 from tvm_ext.picker.stream import row_by_row, streaming
+from tvm_ext.picker.strip import strip_estimate
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tile.cut import cut, parted
@@ -19,6 +20,8 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     """Predicted time of `plan` on `hw`, in microseconds, launch included."""
     if hw.kind == "cuda":
         return predict_blocks(graph, plan, hw)
+    if plan.rule == "strips":
+        return strip_estimate(graph, plan, hw, predict)
     if plan.also:
         pieces = cut(graph)
         parts = zip(pieces, parted(pieces, plan), strict=True)

@@ -167,10 +167,10 @@ class TaskSpace:
         if not self.measured:
             add(self.picked[:1], 1)
         add(self.picked, len(chosen) + max(1, count // 2))
-        best = self._parts(self.best)
+        best = self._varied()
         if best is None:
             return chosen
-        place = self._piece()
+        place = self._piece(best)
         add(self._untried(best, place), count)
         near = self._near(best, place, model)
         bred = self._bred(best, place, model)
@@ -181,10 +181,17 @@ class TaskSpace:
         add(near, count)
         return chosen
 
-    def _piece(self) -> int:
+    def _varied(self) -> tuple[TilePlan, ...] | None:
+        """The fastest plan of pieces: plans by strips are measured as they are picked."""
+        if (best := self._parts(self.best)) is not None:
+            return best
+        rest = {plan: us for plan, us in self._believed.items() if self._parts(plan)}
+        others = (*sorted(rest, key=rest.__getitem__), *self.picked)
+        return next((parts for plan in others if (parts := self._parts(plan))), None)
+
+    def _piece(self, best: tuple[TilePlan, ...]) -> int:
         """The piece whose plan is varied next, as likely as its part of the predicted time."""
-        best = self._parts(self.best)
-        if len(self.pieces) == 1 or best is None:
+        if len(self.pieces) == 1:
             return 0
         times = [s.predicted_us(part) for s, part in zip(self._spaces, best, strict=True)]
         return self._random.choices(range(len(times)), times)[0]
@@ -248,7 +255,7 @@ class TaskSpace:
         half that the former finds slowest is not shown to the latter."""
         space = self._spaces[place]
         times = np.array([space.predicted_us(plan) for plan in plans])
-        picked = self._parts(self.picked[0])
+        picked = next((parts for plan in self.picked if (parts := self._parts(plan))), None)
         drafted = (space.predicted_us(picked[place]) if picked else times.min()) / times
         if not model.trained:
             return drafted

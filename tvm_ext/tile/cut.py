@@ -32,11 +32,11 @@ class Piece(msgspec.Struct, frozen=True):
         return _renumbered(plan, {stage: place for place, stage in enumerate(self.stages)})
 
 
-def cut(graph: TileGraph) -> tuple[Piece, ...]:
-    """The pieces of a group in the order of their stages; the group itself if at most one stage is
-    worth tiling, or if its stages belong together (Winograd, attention)."""
+def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
+    """The pieces of a group in the order of their stages; the group itself if fewer than `least`
+    stages are worth tiling, or if its stages belong together (Winograd, attention)."""
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
-    if len(anchors) < 2 or transform_chain(graph) or attention_stages(graph):
+    if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
         return (Piece(graph, tuple(range(len(graph.nodes)))),)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}
     for place, node in enumerate(graph.nodes):

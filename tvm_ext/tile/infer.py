@@ -30,6 +30,22 @@ def tile_of_region(node: TileNode, box: tuple[int, ...]) -> Tile:
     return Tile(tuple(extents))
 
 
+@remembered
+def regions(node: TileNode, tile: Tile, tensor: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents of the box that all reads of one tensor touch together: what neighbours of an element
+    are read by accesses of their own (`x[i - 1] + x[i + 1]`) lies side by side."""
+    reads = [access for access in node.reads if access.tensor == tensor]
+    boxes = [region(access, tile, shape) for access in reads]
+    extents = []
+    for place, extent in enumerate(shape):
+        dims = [access.dims[place] for access in reads]
+        alike = {(dim.coeffs, dim.div, dim.mod) for dim in dims if dim is not None}
+        offsets = [dim.offset // dim.div for dim in dims if dim is not None]
+        apart = max(offsets) - min(offsets) if len(alike) == 1 and offsets else 0
+        extents.append(min(extent, max(box[place] for box in boxes) + apart))
+    return tuple(extents)
+
+
 def propagate(graph: TileGraph, node: int, tile: Tile) -> dict[int, Tile]:
     """Tiles that every producer must compute so that `node` can run `tile` (Welder §3.2).
 
@@ -40,11 +56,13 @@ def propagate(graph: TileGraph, node: int, tile: Tile) -> dict[int, Tile]:
     for index in range(node, -1, -1):
         if index not in tiles:
             continue
-        for access in graph.nodes[index].reads:
-            source = graph.producer(access.tensor)
+        reads = graph.nodes[index].reads
+        for tensor in dict.fromkeys(access.tensor for access in reads):
+            source = graph.producer(tensor)
             if source is None or source >= index:
                 continue
-            box = region(access, tiles[index], graph.tensors[access.tensor].shape)
+            shape = graph.tensors[tensor].shape
+            box = regions(graph.nodes[index], tiles[index], tensor, shape)
             demand = tile_of_region(graph.nodes[source], box)
             if source in tiles:
                 pairs = zip(tiles[source].extents, demand.extents, strict=True)

@@ -23,12 +23,14 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
+from tvm_ext.tile.strip import PIECE_RULES, Strip, strip
 
 LEVELS = {
     "tile": ("core", "register"),
     "chain": ("core", "register"),
     "attention": ("core", "l2", "register"),
     "rows": ("core",),
+    "strips": ("core",),
     "split": ("core",),
     "flat": ("core",),
     "loose": (),
@@ -81,6 +83,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         check_attention(graph, plan)
     elif plan.rule == "rows":
         row_count(node, plan)
+    elif plan.rule == "strips":
+        check_strips(graph, plan)
     elif plan.rule == "split":
         check_split(node, plan)
     elif plan.rule == "flat":
@@ -200,6 +204,28 @@ def row_count(node: TileNode, plan: TilePlan) -> int:
     if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
         raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
     return rows
+
+
+def check_strips(graph: TileGraph, plan: TilePlan) -> Strip:
+    """The strips of the plan. Raises PlanError for a group without rows that all stages share, for
+    strips that are not equal, and for plans of other pieces."""
+    core = plan.at("core")
+    cut = strip(graph, core)
+    if cut is None or plan.anchor != len(graph.nodes) - 1:
+        raise PlanError(
+            "rows", f"plan: core tile {core.extents} is no strip of rows that all share"
+        )
+    if len(plan.also) != len(cut.pieces):
+        raise PlanError("attach", f"plan: {len(plan.also)} plans for {len(cut.pieces)} pieces")
+    for piece, part in zip(cut.pieces, plan.also, strict=True):
+        if part.rule not in PIECE_RULES or part.parallel:
+            raise PlanError("rule", f"plan: a piece of a strip by {part.rule}")
+        try:
+            inside = piece.inside(part)
+        except KeyError:
+            raise PlanError("anchor", f"plan: stage {part.anchor} is in another piece") from None
+        check_plan(piece.graph, inside)
+    return cut
 
 
 def check_split(node: TileNode, plan: TilePlan) -> int:

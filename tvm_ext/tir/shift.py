@@ -70,7 +70,8 @@ def _rewritten(loop: Any) -> Any:
     reached = [bound.first < bound.extent for bound in tile]
     for block in sharing:
         own = bounds[block.block]
-        agreed = [b for b in own if any(_same(b, other, analyzer) for other in tile)]
+        pairs = [(b, other) for b in own for other in tile if _same(b, other, analyzer)]
+        agreed = [b._replace(rest=o.rest, first=o.first, extent=o.extent) for b, o in pairs]
         if len(agreed) != len(tile):
             raise PlanError("tail", f"plan: {block.block.name_hint} leaves another tail")
         whole = [bound for bound in own if not bound.cuts_tile]
@@ -117,16 +118,15 @@ class _Bound(NamedTuple):
     term: Any
     place: int
     """-1 for a bound that does not depend on the place in the tile."""
+    rest: Any
+    """What the index adds to what is bounded: where a strip begins that holds the tile."""
     first: Any
     """Where the tile begins."""
     offset: Any
     """Where in the tile."""
     size: int
     """Extent of the tile."""
-
-    @property
-    def extent(self) -> int:
-        return int(self.term.b)
+    extent: int
 
     @property
     def cuts_tile(self) -> bool:
@@ -156,7 +156,10 @@ def _bounds(realize: Any, inside: list[Any], parted: list[Any], analyzer: Any) -
         last = substitute(offset, {loop.loop_var: loop.extent - 1 for loop in own})
         last = analyzer.simplify(last)
         if isinstance(last, tirx.IntImm) and (places or not own):
-            found.append(_Bound(term, (*places, -1)[0], first, offset, int(last) + 1))
+            place = (*places, -1)[0]
+            rest = rests[place] if places else tirx.const(0, "int32")
+            bound = _Bound(term, place, rest, first, offset, int(last) + 1, int(term.b))
+            found.append(bound)
     return found
 
 
@@ -165,9 +168,10 @@ def _is_zero(expr: Any) -> bool:
 
 
 def _same(one: _Bound, other: _Bound, analyzer: Any) -> bool:
-    """Whether two blocks' bounds are on the same tile."""
-    alike = (one.extent, one.size) == (other.extent, other.size)
-    return alike and _is_zero(analyzer.simplify(one.first - other.first))
+    """Whether two blocks' bounds are on the same tile. TVM bounds the axis for one block where for
+    another it bounds the strip."""
+    apart = one.rest + one.first - other.rest - other.first
+    return one.size == other.size and _is_zero(analyzer.simplify(apart))
 
 
 def _with(realize: Any, bounds: list[_Bound], analyzer: Any, guarded: bool = False) -> Any:
@@ -180,9 +184,8 @@ def _with(realize: Any, bounds: list[_Bound], analyzer: Any, guarded: bool = Fal
         if bound is None:
             left.append(term)
         elif bound.cuts_tile:
-            rest = analyzer.simplify(values[bound.place] - term.a)
             first = tirx.min(bound.first, bound.extent - bound.size)
-            values[bound.place] = rest + first + bound.offset
+            values[bound.place] = bound.rest + first + bound.offset
         elif not guarded:
             left.append(bound.first < bound.extent)
     predicate = tirx.all(*left) if left else tirx.const(True, "bool")

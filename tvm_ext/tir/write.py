@@ -25,6 +25,7 @@ from tvm_ext.tir.write_gpu import (
 )
 from tvm_ext.tir.write_rows import write_rows
 from tvm_ext.tir.write_split import write_split
+from tvm_ext.tir.write_strips import write_strips
 from tvm_ext.tir.write_tile import write_tile
 from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
 from tvm_ext.tvm_steal import mark_steal
@@ -41,6 +42,7 @@ RULES: dict[str, Rule] = {
     "chain": write_chain,
     "attention": write_attention,
     "rows": write_rows,
+    "strips": write_strips,
     "split": write_split,
     "flat": write_flat,
     "loose": _write_nothing,
@@ -76,7 +78,7 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     prepared = prepare(func)
     if prepared is None:
         raise PlanError("structure", "plan: the function has no blocks to schedule")
-    parts = plan.parts()
+    parts = (plan,) if plan.rule == "strips" else plan.parts()
     for part in parts:
         check_plan(prepared.graph, part)
     loose = write_block_loose if plan.rule.startswith("block") else write_loose
@@ -95,7 +97,7 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
 
 def written(prepared: Prepared, plan: TilePlan) -> set[int]:
     """The stages that a plan without `also` has scheduled."""
-    if plan.rule in ("chain", "attention"):
+    if plan.rule in ("chain", "attention", "strips"):
         return set(range(len(prepared.blocks)))
     if RULES[plan.rule] is _write_nothing:
         return set()

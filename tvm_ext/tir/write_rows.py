@@ -14,6 +14,7 @@ The partial results are small enough for the stack, where LLVM finds them regist
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm_ext.tile.classify import is_affine
@@ -30,17 +31,28 @@ on current cores."""
 
 def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     """Schedules the anchor (the last stage) by rows and computes the attached stages per row."""
+    for other in prepared.blocks:
+        if not prepared.schedule.get_loops(other):
+            prepared.schedule.add_unit_loop(other)  # TVM's rfactor fails beside one without loops
+    write_parted_rows(prepared, plan, parted_reductions(prepared, plan))
+
+
+def parted_reductions(prepared: Prepared, plan: TilePlan) -> dict[int, list[SBlockRV]]:
+    """The partial reductions of every stage. TVM makes them only of blocks with loops of their
+    own: before anything is moved."""
+    stages = (*(entry.stage for entry in plan.attach if entry.level == "core"), plan.anchor)
+    return {stage: partial_reductions(prepared, stage, plan.lanes) for stage in stages}
+
+
+def write_parted_rows(
+    prepared: Prepared, plan: TilePlan, partial: Mapping[int, list[SBlockRV]]
+) -> None:
+    """`write_rows` with partial reductions that are there already."""
     schedule = prepared.schedule
     node, block = prepared.graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
     rows = row_count(node, plan)
     attached = sorted(entry.stage for entry in plan.attach if entry.level == "core")
-    for other in prepared.blocks:
-        if not schedule.get_loops(other):
-            schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
-    partial = {
-        stage: partial_reductions(prepared, stage, plan.lanes) for stage in (*attached, plan.anchor)
-    }
-    loops = schedule.get_loops(block)
+    loops = schedule.get_loops(block)[-len(node.axes) :]
     row = None
     if rows and loops:
         row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
@@ -83,7 +95,8 @@ def partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBloc
     extent = node.axes[last].extent
     width = next((lanes * n for n in PARTIAL_VECTORS if extent % (lanes * n) == 0), 0)
     parts = []
-    loop = schedule.get_loops(prepared.blocks[stage])[last] if width else None
+    own = schedule.get_loops(prepared.blocks[stage])[-len(node.axes) :]
+    loop = own[last] if width else None
     while width > 1:
         _, lane = schedule.split(loop, [None, width])
         parts.append(schedule.rfactor(lane, len(node.write.dims)))

@@ -56,7 +56,7 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         epilogue = prepared.blocks[after[0]]
     elif reduces:
         epilogue = schedule.cache_write(block, 0, "local")
-    loops = schedule.get_loops(block)
+    loops = schedule.get_loops(block)[-len(node.axes) :]
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
     vector = vector_axis(node) if plan.lanes > 1 else None
@@ -162,7 +162,7 @@ def _attach(
 
     A transposition goes by squares: of the lines that a vector's elements come from all is used.
     """
-    depth = len(schedule.get_loops(block))
+    depth = len(schedule.get(block).iter_vars)
     schedule.compute_at(block, loop, preserve_unit_loops=True)
     own = schedule.get_loops(block)[-depth:]
     across = None if node is None else transposed_axis(node)

@@ -1,0 +1,117 @@
+"""`FuseTiles`: which products become one kernel with what lies around them, and which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+from chain_modules import Chain
+from fused_modules import HARDWARE, kernels
+
+from tvm_ext import passes
+from tvm_ext.graph.fuse_tiles import FuseTiles
+from tvm_ext.records.manifest import Fusion
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax
+
+op = relax.op
+BLOCK = ("norm", "dense 96 gelu", "dense 32", "skip")
+ROWS = (1, 4096, 32)
+
+
+def lowered(mod: IRModule) -> IRModule:
+    """The module as far as `FuseTiles` takes it."""
+    with Target(HARDWARE.target):
+        for step in passes.graph_passes(HARDWARE):
+            if step.info.name == "FuseTiles":
+                return mod
+            mod = step(mod)
+    raise AssertionError("no such pass")
+
+
+def fused(
+    mod: IRModule,
+    predict_us: Callable[..., float] | None = None,
+    explain: Callable[[Fusion], object] | None = None,
+) -> list[str]:
+    """The kernels that are left, times being by the model of the machine."""
+
+    def by_model(func: PrimFunc, rule: str = "") -> float:
+        return passes.predicted_us(func, HARDWARE, rule)
+
+    with Target(HARDWARE.target):
+        return kernels(FuseTiles(predict_us or by_model, explain=explain)(mod))
+
+
+def by_count(func: PrimFunc, rule: str = "") -> float:
+    """One kernel is faster than several."""
+    legal = passes.predicted_us(func, HARDWARE, rule)
+    return 1.0 if legal < inf else inf
+
+
+def test_a_narrow_block_is_one_kernel() -> None:
+    mod = lowered(Chain.drawn(BLOCK, ROWS).module())
+    assert len(kernels(mod)) == 3
+    assert len(fused(mod)) == 1
+
+
+def test_the_model_decides() -> None:
+    mod = lowered(Chain.drawn(BLOCK, ROWS).module())
+    told: list[Fusion] = []
+    slow = 1e9
+    left = fused(mod, lambda func, rule="": slow if rule else 1.0, told.append)
+    assert left == kernels(mod)
+    assert {fusion.stopped.split(":")[1] for fusion in told} == {" slower"}
+
+
+def test_a_norm_goes_with_the_product_before_it() -> None:
+    mod = lowered(Chain.drawn(("dense 64", "norm"), (2, 64, 48)).module())
+    assert len(kernels(mod)) == 2
+    assert len(fused(mod, by_count)) == 1
+
+
+def test_what_others_read_as_well_stays() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(ROWS, "float32"))
+    chain = Chain.drawn(("dense 64", "norm", "dense 32"), ROWS)
+    first, bias, scale, shift, second, last = map(relax.const, chain.weights)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            h = builder.emit(op.add(builder.emit(op.matmul(x, first)), bias))
+            n = builder.emit(op.nn.layer_norm(h, scale, shift, axes=[-1], epsilon=1e-5))
+            y = builder.emit(op.add(builder.emit(op.matmul(n, second)), last))
+            results = builder.emit_output(relax.Tuple([h, y]))
+        builder.emit_func_output(results)
+    left = fused(lowered(builder.finalize()), by_count)
+    assert len(left) == 2
+    assert "layer_norm" in left[1]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 13])
+def test_rows_that_cores_cannot_share_evenly_stay(rows: int) -> None:
+    mod = lowered(Chain.drawn(BLOCK, (1, rows, 32)).module())
+    assert fused(mod, by_count) == kernels(mod)
+
+
+def test_a_window_ends_the_region() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 32, 32), "float32"))
+    drawn = Chain.drawn(("dense 16", "dense 16"), (1, 16))
+    point = relax.const(drawn.weights[0].reshape(16, 16, 1, 1))
+    window = relax.const(drawn.weights[2].reshape(16, 16, 1, 1).repeat(3, 2).repeat(3, 3))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.conv2d(x, point))
+            z = builder.emit_output(op.nn.conv2d(y, window, padding=(1, 1, 1, 1)))
+        builder.emit_func_output(z)
+    mod = lowered(builder.finalize())
+    assert fused(mod, by_count) == kernels(mod)
+
+
+def test_a_decision_says_what_it_saves() -> None:
+    told: list[Fusion] = []
+    fused(lowered(Chain.drawn(BLOCK, ROWS).module()), by_count, told.append)
+    (fusion,) = told
+    assert len(fusion.kernels) == 3
+    assert fusion.together_bytes < fusion.apart_bytes / 3
+    assert fusion.stopped == ""

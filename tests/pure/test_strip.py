@@ -1,0 +1,163 @@
+"""Groups cut into strips: what a strip is of, which tiles are strips, plans and their limits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+
+import pytest
+from graphs import GRAPHS, GraphBuilder, attention, softmax
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tvm_ext.errors import PlanError
+from tvm_ext.hardware import get
+from tvm_ext.picker import pick_strips, predict
+from tvm_ext.tile import TileGraph, decode_plan, encode_plan
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.infer import propagate
+from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.strip import row_axes, strip, strip_tiles
+
+HARDWARE = get("cpu/x86-avx512")
+
+
+def products(rows: int, *widths: int) -> TileGraph:
+    """One product after another, each with an activation."""
+    build = GraphBuilder("products")
+    x = build.tensor("x", (rows, widths[0]), "input")
+    i, j, k = ({axis: 1} for axis in "ijk")
+    for place, (depth, width) in enumerate(pairwise(widths)):
+        role = "output" if place == len(widths) - 2 else "inner"
+        w = build.tensor(f"w{place}", (depth, width), "input")
+        h = build.tensor(f"h{place}", (rows, width))
+        y = build.tensor(f"y{place}", (rows, width), role)
+        axes = {"i": rows, "j": width, "k*": depth}
+        build.node(f"product{place}", axes, [(x, [i, k]), (w, [k, j])], (h, [i, j]), 2.0)
+        build.node(f"relu{place}", {"i": rows, "j": width}, [(h, [i, j])], (y, [i, j]))
+        x = y
+    return build.graph()
+
+
+def neighbours(rows: int) -> TileGraph:
+    """What each row makes of the rows beside it."""
+    build = GraphBuilder("neighbours")
+    x = build.tensor("x", (rows + 2, 8), "input")
+    h = build.tensor("h", (rows + 2, 8))
+    y = build.tensor("y", (rows, 8), "output")
+    i, j = {"i": 1}, {"j": 1}
+    build.node("scale", {"i": rows + 2, "j": 8}, [(x, [i, j])], (h, [i, j]))
+    build.node("sum", {"i": rows, "j": 8}, [(h, [i, j]), (h, [i, j])], (y, [i, j]))
+    graph = build.graph()
+    last = graph.nodes[-1]
+    here, there = last.reads
+    beside = structs.replace(there.dims[0], offset=2)
+    moved = structs.replace(there, dims=(beside, *there.dims[1:]))
+    return structs.replace(
+        graph, nodes=(*graph.nodes[:-1], structs.replace(last, reads=(here, moved)))
+    )
+
+
+@given(
+    rows=st.integers(1, 60),
+    widths=st.lists(st.integers(1, 40), min_size=2, max_size=4),
+)
+def test_strips_cover_every_stage_exactly_once(rows: int, widths: list[int]) -> None:
+    graph = products(rows, *widths)
+    assert row_axes(graph) >= 1
+    for tile in strip_tiles(graph):
+        part = strip(graph, tile)
+        assert part is not None
+        assert part.tasks * tile.points == rows * widths[-1]
+        for own, whole in zip(part.graph.nodes, graph.nodes, strict=True):
+            assert prod(own.extents) * part.tasks == prod(whole.extents)
+        assert part.graph.flops * part.tasks == pytest.approx(graph.flops)
+        stages = sorted(stage for piece in part.pieces for stage in piece.stages)
+        assert stages == list(range(len(graph.nodes)))
+        between = [t.size_bytes for t in part.graph.tensors if t.role == "inner"]
+        whole = [t.size_bytes for t in graph.tensors if t.role == "inner"]
+        assert sum(between) * part.tasks == sum(whole)
+
+
+def test_pieces_are_products_with_their_epilogues_and_the_rows_between() -> None:
+    graph = attention(384, 384, 64)
+    part = strip(graph, Tile((8, 64, 384)))
+    assert part is not None
+    assert [piece.stages for piece in part.pieces] == [(0, 1), (2, 3, 4, 5), (6,)]
+    assert {t.name: t.shape for t in part.graph.tensors if t.role == "input"} == {
+        "q": (8, 64),
+        "k": (384, 64),
+        "v": (384, 64),
+    }
+
+
+@pytest.mark.parametrize("name", ["conv_large", "depthwise_large", "matmul_packed"])
+def test_a_single_piece_is_no_chain(name: str) -> None:
+    assert pick_strips(GRAPHS[name], HARDWARE) == []
+
+
+def test_rows_beside_each_other_are_not_shared() -> None:
+    graph = neighbours(16)
+    assert propagate(graph, 1, Tile((1, 8)))[0] == Tile((3, 8))
+    assert row_axes(graph) == 0
+    assert strip(graph, Tile((4, 8))) is None
+
+
+def test_a_tile_that_is_no_strip_is_none() -> None:
+    graph = softmax(12, 40)
+    assert row_axes(graph) == 1
+    assert [tile.extents for tile in strip_tiles(graph)] == [(n, 40) for n in (12, 6, 4, 3, 2, 1)]
+    assert strip(graph, Tile((5, 40))) is None
+    assert strip(graph, Tile((4, 20))) is None
+
+
+def test_plans_by_strips_are_legal_and_predicted_alike_wherever_they_come_from() -> None:
+    graph = products(512, 64, 256, 64)
+    candidates = pick_strips(graph, HARDWARE)
+    assert candidates
+    for candidate in candidates:
+        plan = decode_plan(encode_plan(candidate.plan))
+        assert plan == candidate.plan
+        check_plan(graph, plan)
+        assert predict(graph, plan, HARDWARE) == candidate.estimate
+    fastest = candidates[0].estimate.latency_us
+    assert fastest == min(one.estimate.latency_us for one in candidates)
+
+
+def test_a_strip_holds_less_traffic_than_memory_sees() -> None:
+    """Edges lowered to the caches of a core: narrow products are bound by memory apart."""
+    graph = products(1 << 16, 32, 32, 32, 32)
+    own = pick_strips(graph, HARDWARE)[0].estimate
+    apart_bytes = sum(t.size_bytes for t in graph.tensors if t.role == "inner")
+    assert own.memory_us < apart_bytes / HARDWARE.levels[-1].total_gbps / 1e3
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tiles": ()}, "level"),
+        ({"also": ()}, "attach"),
+        ({"anchor": 1}, "rows"),
+    ],
+)
+def test_damaged_plans_are_refused(fields: dict[str, object], reason: str) -> None:
+    graph = products(512, 64, 64, 64)
+    plan = structs.replace(pick_strips(graph, HARDWARE)[0].plan, **fields)
+    with pytest.raises(PlanError) as caught:
+        check_plan(graph, plan)
+    assert caught.value.reason == reason
+
+
+def test_pieces_of_other_strips_are_refused() -> None:
+    graph = products(512, 64, 64, 64)
+    plan = pick_strips(graph, HARDWARE)[0].plan
+    first, second = plan.also
+    parallel = structs.replace(first, parallel=1)
+    for also in (
+        (second, first),
+        (parallel, second),
+        (structs.replace(first, rule="flat"), second),
+    ):
+        with pytest.raises(PlanError):
+            check_plan(graph, structs.replace(plan, also=also))

@@ -1,0 +1,129 @@
+"""Plans for groups computed strip by strip, and their predicted time.
+
+A strip is a group of its own that one core computes: its pieces are planned as for a machine of one
+core whose memory is the last cache. What lies between them counts as the small group says, in the
+core's caches; the group's inputs and results come and go as if nothing were fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from math import ceil, prod
+
+import msgspec
+
+from tvm_ext.hardware.model import HardwareModel, MemoryLevel
+from tvm_ext.picker.perf import EVEN_TASKS, TASK_CYCLES, Candidate, Estimate, together
+from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, packed_bytes
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.cut import cut
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.strip import PIECE_RULES, Strip, strip, strip_tiles
+
+SIZES = 3
+"""Heights of strips that are tried."""
+
+Pick = Callable[[TileGraph, HardwareModel], Sequence[Candidate]]
+Predict = Callable[[TileGraph, TilePlan, HardwareModel], Estimate]
+
+
+def strip_candidates(graph: TileGraph, hw: HardwareModel, pick: Pick) -> list[Candidate]:
+    """Plans by strips of several heights, best first; none for groups of a single piece, or whose
+    pieces are computed neither by tiles nor by rows."""
+    found: list[Candidate] = []
+    if len(cut(graph, least=1)) < 2:
+        return found
+    own = one_core(hw)
+    for tile in _tiles(graph, hw):
+        part = strip(graph, tile)
+        assert part is not None
+        best = [pick(piece.graph, own)[:1] for piece in part.pieces]
+        plans = [candidates[0].plan for candidates in best if candidates]
+        if len(plans) == len(part.pieces) and all(p.rule in PIECE_RULES for p in plans):
+            plan = strip_plan(graph, tile, part, plans, hw)
+            estimates = [candidates[0].estimate for candidates in best]
+            found.append(Candidate(plan, _estimate(graph, part, plan, estimates, hw)))
+    return sorted(found, key=lambda one: one.estimate.latency_us)
+
+
+def strip_plan(
+    graph: TileGraph, tile: Tile, part: Strip, plans: Sequence[TilePlan], hw: HardwareModel
+) -> TilePlan:
+    """The plan of a group from those of the pieces of one strip."""
+    last = len(graph.nodes) - 1
+    return TilePlan(
+        rule="strips",
+        anchor=last,
+        tiles=(LevelTile("core", tile),),
+        order=tuple(range(len(graph.nodes[last].axes))),
+        parallel=1 if hw.cores > 1 else 0,
+        lanes=max(plan.lanes for plan in plans),
+        also=tuple(
+            piece.outside(msgspec.structs.replace(plan, parallel=0))
+            for piece, plan in zip(part.pieces, plans, strict=True)
+        ),
+    )
+
+
+def strip_estimate(
+    graph: TileGraph, plan: TilePlan, hw: HardwareModel, predict: Predict
+) -> Estimate:
+    """Predicted time of a plan by strips."""
+    part = strip(graph, plan.at("core"))
+    if part is None or len(part.pieces) != len(plan.also):
+        raise KeyError(f"plan by strips of {len(plan.also)} pieces for another group")
+    own = one_core(hw)
+    pairs = zip(part.pieces, plan.also, strict=True)
+    return _estimate(
+        graph,
+        part,
+        plan,
+        [predict(piece.graph, piece.inside(one), own) for piece, one in pairs],
+        hw,
+    )
+
+
+def one_core(hw: HardwareModel) -> HardwareModel:
+    """A core of the machine with its share of what cores share, and the last cache as memory."""
+
+    def share(level: MemoryLevel) -> MemoryLevel:
+        if not level.shared:
+            return level
+        rate = min(level.gbps, level.total_gbps / hw.cores) if level.total_gbps else level.gbps
+        size = level.size_bytes // hw.cores
+        return msgspec.structs.replace(level, size_bytes=size, gbps=rate, total_gbps=rate)
+
+    return msgspec.structs.replace(hw, cores=1, levels=tuple(map(share, hw.levels[:-1])))
+
+
+def _tiles(graph: TileGraph, hw: HardwareModel) -> Iterator[Tile]:
+    """Strips that the cores share evenly, the highest first."""
+    node = graph.nodes[-1]
+    even = (
+        tile
+        for tile in strip_tiles(graph)
+        if (count := prod(tile.counts(node.axes))) % hw.cores == 0 or count >= EVEN_TASKS * hw.cores
+    )
+    return islice(even, SIZES)
+
+
+def _estimate(
+    graph: TileGraph,
+    part: Strip,
+    plan: TilePlan,
+    pieces: Sequence[Estimate],
+    hw: HardwareModel,
+) -> Estimate:
+    cores = hw.cores if plan.parallel else 1
+    waves = ceil(part.tasks / cores)
+    one = together(pieces)
+    weights = sum(packed_bytes(graph, node) for node in graph.nodes)
+    outside = graph.io_bytes - weights
+    memory_us = outside / (holding_gbps(hw, outside, cores) * 1e3)
+    busy_us = (one.latency_us + TASK_CYCLES / hw.clock_ghz / 1e3) * waves
+    reading_us = weights / (hw.levels[-1].gbps * STREAMED * 1e3)
+    latency_us = overlapped_us(overlapped_us(busy_us, memory_us), reading_us)
+    launch_us = hw.launch_us if plan.parallel else 0.0
+    return Estimate(latency_us + launch_us, one.compute_us * waves, memory_us, one.bound)

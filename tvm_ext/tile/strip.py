@@ -1,0 +1,117 @@
+"""Groups computed strip by strip: some rows of all stages before the next rows of any.
+
+    h = gelu(x @ w1); y = h @ w2
+        →   for strips of 48 rows: h of 48 rows, in cache; y of 48 rows
+
+What lies between the stages is then a strip high and stays in a core's caches: Welder's edges
+lowered to the second level (OSDI'23, section 3.2). A strip is a group like any other, with fewer
+rows, and its pieces have plans of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+
+from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.cut import Piece, cut
+from tvm_ext.tile.graph import Tensor, TileGraph, TileNode
+from tvm_ext.tile.infer import propagate, region, regions
+from tvm_ext.tile.remember import remembered
+
+PIECE_RULES = ("tile", "rows")
+"""Rules by which pieces of a strip can be computed."""
+
+
+class Strip(NamedTuple):
+    """Some rows of a group."""
+
+    axis: int
+    """The axis of the last stage that is cut; of those before it a strip takes one element."""
+    tasks: int
+    """Strips of the group."""
+    graph: TileGraph
+    """The group as it is over one strip."""
+    pieces: tuple[Piece, ...]
+    """Its products, each with its epilogue, and what lies between."""
+
+
+@remembered
+def row_axes(graph: TileGraph) -> int:
+    """How many leading axes of the last stage count rows that all stages share: each computes for
+    one row what no other row needs. 0 for a group that no strips can be cut from."""
+    last = len(graph.nodes) - 1
+    node = graph.nodes[last]
+    if any(other.kind == "opaque" or other.holes for other in graph.nodes):
+        return 0
+    leading = takewhile(lambda axis: axis in node.space, range(len(node.axes)))
+    return max((axis + 1 for axis in leading if _shared(graph, _rows(graph, axis, 1))), default=0)
+
+
+def strip_tiles(graph: TileGraph) -> Iterator[Tile]:
+    """What the last stage may compute of a strip: equal parts of one axis of the rows, one element
+    of those before it, the highest first."""
+    for axis in range(row_axes(graph)):
+        for rows in reversed(divisors(graph.nodes[-1].axes[axis].extent)):
+            if rows > 1 or axis == row_axes(graph) - 1:
+                yield _rows(graph, axis, rows)
+
+
+@remembered
+def strip(graph: TileGraph, tile: Tile) -> Strip | None:
+    """The strip of which the last stage computes that tile; None if it is none."""
+    if tile not in strip_tiles(graph):
+        return None
+    last = len(graph.nodes) - 1
+    node = graph.nodes[last]
+    part = _part(graph, propagate(graph, last, tile))
+    axis = next((axis for axis, size in enumerate(tile.extents) if size > 1), row_axes(graph))
+    axis = min(axis, row_axes(graph) - 1)
+    return Strip(axis, prod(tile.counts(node.axes)), part, cut(part, least=1))
+
+
+def _rows(graph: TileGraph, axis: int, rows: int) -> Tile:
+    extents = graph.nodes[-1].extents
+    return Tile((*(1,) * axis, rows, *extents[axis + 1 :]))
+
+
+def _shared(graph: TileGraph, tile: Tile) -> bool:
+    """Whether tiles of the last stage share the work of all stages out, none of it repeated. Of
+    columns that only fill a vector up nobody needs all."""
+    last = len(graph.nodes) - 1
+    count = prod(tile.counts(graph.nodes[last].axes))
+    tiles = propagate(graph, last, tile)
+    return len(tiles) == len(graph.nodes) and all(
+        own.points * count <= prod(graph.nodes[stage].extents) for stage, own in tiles.items()
+    )
+
+
+def _part(graph: TileGraph, tiles: dict[int, Tile]) -> TileGraph:
+    """The group over those tiles: tensors as large as what is touched of them."""
+    shapes: dict[int, tuple[int, ...]] = {}
+
+    def touch(tensor: int, box: tuple[int, ...]) -> None:
+        shapes[tensor] = tuple(map(max, shapes.get(tensor, box), box))
+
+    def node(place: int, one: TileNode) -> TileNode:
+        tile = tiles[place]
+        for access in one.reads:
+            shape = graph.tensors[access.tensor].shape
+            touch(access.tensor, regions(one, tile, access.tensor, shape))
+        written = graph.tensors[one.write.tensor].shape
+        touch(one.write.tensor, region(one.write, tile, written))
+        axes = zip(one.axes, tile.extents, strict=True)
+        return msgspec.structs.replace(
+            one, axes=tuple(msgspec.structs.replace(axis, extent=size) for axis, size in axes)
+        )
+
+    def tensor(place: int, one: Tensor) -> Tensor:
+        return msgspec.structs.replace(one, shape=shapes.get(place, one.shape))
+
+    nodes = tuple(node(place, one) for place, one in enumerate(graph.nodes))
+    tensors = tuple(tensor(place, one) for place, one in enumerate(graph.tensors))
+    return TileGraph(graph.name, tensors, nodes, graph.signature)

@@ -1,0 +1,50 @@
+"""The `strips` rule: all stages for some rows before any for the next rows.
+
+    h = gelu(x @ w1); y = h @ w2
+        →
+    parallel strips of 48 rows:
+        h of 48 rows, by the plan of its piece
+        y of 48 rows, by that of its own
+
+Each piece is scheduled as the group that it would be with so few rows.
+"""
+
+from __future__ import annotations
+
+from tvm_ext.tile.legal import check_strips
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.write_rows import parted_reductions, write_parted_rows
+from tvm_ext.tir.write_tile import write_tile
+from tvm_ext.tvm_api import SBlockRV
+
+
+def write_strips(prepared: Prepared, plan: TilePlan) -> None:
+    """Cuts the last stage into strips, moves the others inside, and schedules the pieces."""
+    schedule, blocks = prepared.schedule, prepared.blocks
+    cut = check_strips(prepared.graph, plan)
+    pieces = []
+    before: dict[int, list[SBlockRV]] = {stage: [] for stage in range(len(blocks))}
+    for piece, part in zip(cut.pieces, plan.also, strict=True):
+        own = Prepared(schedule, piece.graph, tuple(blocks[stage] for stage in piece.stages))
+        inside = piece.inside(part)
+        partial = parted_reductions(own, inside) if inside.rule == "rows" else {}
+        before |= {piece.stages[stage]: made for stage, made in partial.items()}
+        pieces.append((own, inside, partial))
+    loops = schedule.get_loops(blocks[-1])
+    sizes = plan.at("core").extents[: cut.axis + 1]
+    pairs = [schedule.split(loops[axis], [None, size]) for axis, size in enumerate(sizes)]
+    outer, inner = zip(*pairs, strict=True)
+    schedule.reorder(*outer, *inner)
+    task = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
+    for stage, block in reversed(list(enumerate(blocks))):
+        moved = [block] if block is not blocks[-1] else []
+        for one in (*moved, *reversed(before[stage])):
+            schedule.compute_at(one, task, preserve_unit_loops=True)
+    if plan.parallel:
+        schedule.parallel(task)  # TVM refuses it once reductions are taken apart
+    for own, inside, partial in pieces:
+        if inside.rule == "rows":
+            write_parted_rows(own, inside, partial)
+        else:
+            write_tile(own, inside)

@@ -158,7 +158,7 @@ class _Importer(ONNXGraphImporter):
             if op_name == "Einsum":  # TVM's importer lowers it at once: no pass would know it
                 equation = attrs["equation"]
                 text = equation.decode() if isinstance(equation, bytes) else str(equation)
-                return relax.op.einsum(relax.Tuple(list(inputs)), text)
+                return self.bb.normalize(relax.op.einsum(relax.Tuple(list(inputs)), text))
             if op_name == "Gather":
                 data, indices = inputs
                 taken = _gathered(data, indices, attrs.get("axis", 0))

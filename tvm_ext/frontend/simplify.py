@@ -27,7 +27,8 @@ LARGEST_CONSTANT = 1 << 28
 
 ROUNDS = 4
 """Times that a model is folded at most; more than once only if shapes are left to be known."""
-TAKES_SHAPE = frozenset({"Expand", "Reshape", "Slice", "Tile"})
+TAKES_SHAPE = {"Expand": 1, "Pad": 1, "Reshape": 1, "Resize": 2, "Slice": 1, "Tile": 1}
+"""Operators with operands that are shapes, or worked out from shapes; the first of those."""
 
 
 def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
@@ -62,6 +63,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         known = len(model.graph) == before or not any(map(_computes_shape, model.graph))
         if known and not unrolled:
             break
+    _drop_empty(model.graph)
     settle_nearest(model.graph)
     order_channels(model.graph)
     _multiply_before_erf(model.graph)
@@ -73,10 +75,10 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
 def _computes_shape(node: ir.Node) -> bool:
     """Whether a node works with a shape that is not known yet. Folding may know it the next time:
     what was folded tells of the shapes of what follows (a reshape to the size of a window)."""
-    shape = node.inputs[1] if node.op_type in TAKES_SHAPE and len(node.inputs) > 1 else None
-    if shape is not None:
-        return ir.convenience.get_const_tensor(shape) is None
-    return node.op_type == "Shape"
+    if node.op_type not in TAKES_SHAPE or node.domain:
+        return node.op_type == "Shape"
+    shapes = [value for value in node.inputs[TAKES_SHAPE[node.op_type] :] if value is not None]
+    return any(ir.convenience.get_const_tensor(value) is None for value in shapes)
 
 
 def _attempt(
@@ -158,6 +160,16 @@ def _drop_dropout(graph: ir.Graph) -> None:
                 continue
         ir.convenience.replace_all_uses_with(result, node.inputs[0])
         graph.remove(node, safe=True)
+
+
+def _drop_empty(graph: ir.Graph) -> None:
+    """Leave out the operands of each `Resize` that are empty: before opset 13 `scales` had to stand
+    beside `sizes`, and exporters still write it so."""
+    for node in graph:
+        for place, value in enumerate(node.inputs if node.op_type == "Resize" else ()):
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+            if place and tensor is not None and not tensor.size:
+                node.replace_input_with(place, None)
 
 
 def _multiply_before_erf(graph: ir.Graph) -> None:

@@ -177,7 +177,9 @@ def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Itera
     are read in vectors, into the reads."""
     plan = candidate.plan
     before = producers(graph, plan.anchor)
-    if plan.rule != "tile" or not before:
+    own = {plan.anchor, *before}
+    shared = any(not own.issuperset(graph.consumers(stage)) for stage in before)
+    if plan.rule != "tile" or not before or shared:
         return
     levels = ["core"] if plan.parallel else []
     if all(masks(graph, plan.anchor, stage) for stage in before):
@@ -306,6 +308,7 @@ def tile_plans(
     cycles = {
         tile: _cycles_per_point(graph, node, tile, lanes, hw)
         for tile in register_tiles(graph, node, vector, lanes, hw)
+        if has_no_gaps(node, tile)
     }
     best: list[float] = []
     for register in sorted(cycles, key=cycles.__getitem__)[: max(REGISTER_TILES, count // 4)]:
@@ -313,7 +316,7 @@ def tile_plans(
         if len(best) >= count and least_us > best[count - 1]:
             continue
         for core in (core_tiles or cut_core_tiles)(graph, node, register, lanes, hw):
-            if not (has_no_gaps(node, core) and has_no_gaps(node, register)):
+            if not has_no_gaps(node, core):
                 continue
             order = loop_order(graph, node, vector, core, hw)
             if is_square(node, register, lanes):

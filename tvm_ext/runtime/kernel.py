@@ -23,7 +23,7 @@ class Kernel:
     """
 
     def __init__(self, compiled: Any, name: str, run: bool) -> None:
-        self.code = _object_file(compiled, name)
+        self.code = _object_file(compiled)
         library = _library(self.code) if run and self.code else None
         self.module = library or compiled
         self.main: Any = self.module[name] if run else None
@@ -37,12 +37,12 @@ class Kernel:
             self.module.write_to_file(str(path), "o")
 
 
-def _object_file(compiled: Any, name: str) -> bytes:
+def _object_file(compiled: Any) -> bytes:
     """Written to memory, for LLVM ends the process that writes to a full disk; nothing where the
     size of files is limited, those in memory too."""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return b""
-    file = os.memfd_create(name)
+    file = os.memfd_create("kernel")  # names of files are shorter than those of kernels
     try:
         compiled.write_to_file(f"/proc/self/fd/{file}", "o")
         return os.pread(file, os.fstat(file).st_size, 0)

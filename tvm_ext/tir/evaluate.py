@@ -235,7 +235,8 @@ def _bounded(
     if op == "Cast":
         return _convert(node, function, args[0], unit)
     if op in _ROUNDED:
-        return _through(function, args, _ROUNDED[op][1] * unit)
+        value = _through(function, args, _ROUNDED[op][1] * unit)
+        return _unbounded_at_zero(value, args[1]) if op == "Div" else value
     if op in _TRANSCENDENTAL:
         return _through(function, args, TRANSCENDENTAL_UNITS * unit)
     if op in _THROUGH_ZERO:
@@ -309,6 +310,19 @@ def _through(function: Callable[..., Array], args: Sequence[Value], rel: float) 
         moved = np.where(np.isinf(spread) & np.isfinite(arg.x), np.inf, moved)
         err = moved if err is None else err + moved
     return Value(x, rel, err)
+
+
+def _unbounded_at_zero(quotient: Value, divisor: Value) -> Value:
+    """A quotient of which nothing is known where the divisor may be zero: it has a pole between the
+    ends of the divisor's interval."""
+    spread = divisor.spread()
+    if spread is None:
+        return quotient
+    pole = (np.abs(divisor.x) <= spread) & (np.asarray(spread) > 0)
+    if not pole.any():
+        return quotient
+    err = 0.0 if quotient.err is None else quotient.err
+    return quotient._replace(err=np.where(pole, np.inf, err))
 
 
 def _ends(x: Array, spread: Array) -> tuple[Array, ...]:

@@ -21,7 +21,7 @@ from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tir.join_axes import join_axes
-from tvm_ext.tir.read import divisions, loads, read_schedule
+from tvm_ext.tir.read import divisions, loads, read_schedule, sources
 from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,
@@ -169,11 +169,14 @@ def _blocked_axes(
         return _phased_axes(node) if node.kind == "reduce" else _joined_axes(graph, node)
     body = schedule.get(block)
     bounds = _bounds(body)
+    tensors = list(dict.fromkeys(access.tensor for access in node.reads))
     unclear = [
         index
+        for source, tensor in zip(sources(body.body), tensors, strict=True)
         for load in loads(body.body.value)
+        if load.source.same_as(source)
         for access in node.reads
-        if graph.tensors[access.tensor].name == str(load.source.name)
+        if access.tensor == tensor
         for index, dim in zip(load.indices, access.dims, strict=True)
         if dim is None
     ]

@@ -60,6 +60,16 @@ def loads(expr: Any) -> list[Any]:
     return found
 
 
+def sources(store: Any) -> list[Any]:
+    """The tensors that a statement reads, but for the one it writes, each once, in the order of
+    their first loads: that in which a node's reads name them. Names may be equal."""
+    found: list[Any] = []
+    for load in loads(store.value):
+        if not any(load.source.same_as(other) for other in (*found, store.buffer)):
+            found.append(load.source)
+    return found
+
+
 def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
     """Every `variable // size` inside the indices."""
     for index in indices:

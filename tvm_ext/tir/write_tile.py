@@ -17,7 +17,6 @@ or, attached at `register`, where they are read (padding: see `guard`).
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import (
@@ -32,7 +31,7 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tir.grains import with_grains
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.read import loads
+from tvm_ext.tir.read import sources
 from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
 from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tvm_api import SBlockRV, Schedule
@@ -131,12 +130,8 @@ def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBl
     """A stage that copies what one read of the anchor takes; at a core tile only its part of it."""
     block, reads = prepared.blocks[anchor], prepared.graph.nodes[anchor].reads
     body = schedule.get(block)
-    # tensors are numbered, and named perhaps not uniquely: they occur in the order of their loads
-    sources: list[Any] = []
-    for load in loads(body.body.value):
-        if not any(load.source.same_as(other) for other in (*sources, body.body.buffer)):
-            sources.append(load.source)
-    source = sources[list(dict.fromkeys(a.tensor for a in reads)).index(reads[read].tensor)]
+    tensors = list(dict.fromkeys(access.tensor for access in reads))
+    source = sources(body.body)[tensors.index(reads[read].tensor)]
     place = next(i for i, region in enumerate(body.reads) if region.source.same_as(source))
     return schedule.cache_read(block, place, "global", [block])
 

@@ -18,6 +18,41 @@ RNG = np.random.default_rng(3)
 node = helper.make_node
 
 
+def padded_to_a_multiple(size: int) -> onnx.ModelProto:
+    """Zeros behind the last axis up to a multiple, as PyTorch's exporter writes it: as many as the
+    shape says, before them zeros of a shape that is worked out, the pairs turned round."""
+    steps = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "last"], ["extent"]),
+        node("Mod", ["extent", "size"], ["over"]),
+        node("Sub", ["size", "over"], ["rest"]),
+        node("Mod", ["rest", "size"], ["behind"]),
+        node("Concat", ["zero", "behind"], ["given"], axis=0),
+        node("Shape", ["given"], ["count"]),
+        node("Sub", ["all", "count"], ["missing"]),
+        node("ConstantOfShape", ["missing"], ["none"], value=helper.make_tensor("v", 7, [1], [0])),
+        node("Concat", ["given", "none"], ["pairs"], axis=0),
+        node("Reshape", ["pairs", "two"], ["table"]),
+        node("Slice", ["table", "end", "begin", "zero", "back"], ["reversed"]),
+        node("Transpose", ["reversed"], ["turned"], perm=[1, 0]),
+        node("Reshape", ["turned", "back"], ["pads"]),
+        node("Pad", ["x", "pads"], ["padded"]),
+        node("Relu", ["padded"], ["y"]),
+    ]
+    known = {
+        "last": [2],
+        "size": [size],
+        "zero": [0],
+        "all": [6],
+        "two": [-1, 2],
+        "end": [-1],
+        "begin": [-(2**63)],
+        "back": [-1],
+    }
+    constants = {name: np.array(value, np.int64) for name, value in known.items()}
+    return make_model(steps, [value("x", 2, 3, 9)], ["y"], constants)
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -66,8 +101,37 @@ node = helper.make_node
             ["out.1"],
             {"0": RNG.standard_normal((8, 3, 3, 3), np.float32)},
         ),
+        make_model(
+            [
+                node("Einsum", ["q", "k"], ["a"], equation="bij,bjd->bid"),
+                node("Reshape", ["a", "s"], ["y"]),
+            ],
+            [value("q", 4, 5, 6), value("k", 4, 6, 3)],
+            ["y"],
+            {"s": np.array([2, 2, 5, -1])},
+        ),
+        *(
+            make_model(
+                [node("Resize", ["x", "none", "none", "s"], ["y"], mode=mode)],
+                [value("x", 1, 3, 8, 9)],
+                ["y"],
+                {"none": np.zeros(0, np.float32), "s": np.array([1, 3, 16, 18])},
+                opset=11,
+            )
+            for mode in ("nearest", "linear", "cubic")
+        ),
+        padded_to_a_multiple(4),
     ],
-    ids=["operands", "opset 9", "functions", "einsum", "names"],
+    ids=[
+        "operands",
+        "opset 9",
+        "functions",
+        "einsum",
+        "names",
+        "einsum reshaped",
+        *("empty scales " + mode for mode in ("nearest", "linear", "cubic")),
+        "pads of a shape",
+    ],
 )
 def test_an_imported_module_computes_the_same(model: onnx.ModelProto) -> None:
     imported = import_onnx(model)

@@ -67,3 +67,14 @@ def test_code_for_another_machine_is_not_loaded(compiled: Any) -> None:
     made = kernel.Kernel(compiled, "twice", run=False)
     assert made.main is None
     assert made.code
+
+
+def test_a_kernels_name_may_be_longer_than_a_files() -> None:
+    x = te.placeholder(X.shape, "float32")
+    func = te.create_prim_func([x, te.compute(X.shape, lambda i: te.sin(x[i]) * 2)])
+    name = "fused" + "_sin_multiply" * 40
+    built = build(func, Target(resolve("cpu").target), name, run=False)
+    assert isinstance(built, Built), built
+    made = kernel.Kernel(built.module, name, run=True)
+    assert made.code
+    np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)

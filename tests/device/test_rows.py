@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+import tvm_ext
 from tvm_ext import passes
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
@@ -103,3 +104,24 @@ def test_arg_reduction_along_any_axis(axis: int | None, keepdims: bool) -> None:
     got = run(lambda x: op.argmax(x, axis, keepdims=keepdims), x)
     want = np.argmax(x, axis, keepdims=keepdims)
     np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
+def test_a_softmax_across_rows_of_what_is_masked() -> None:
+    """The mask is a stage that two others read: no part of the first one's tile."""
+    x = np.random.default_rng(0).standard_normal((300, 300, 8)).astype(np.float32)
+    shown = np.random.default_rng(1).random((300, 300, 1)) < 0.5
+    shown[:, 0] = True
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    mask = relax.Var("mask", relax.TensorType(shown.shape, "bool"))
+    with builder.function("main", [given, mask]):
+        with builder.dataflow():
+            low = relax.const(np.float32(-np.inf))
+            kept = builder.emit(op.where(mask, builder.emit(op.tanh(given)), low))
+            output = builder.emit_output(nn.softmax(kept, axis=1))
+        builder.emit_func_output(output)
+    compiled = tvm_ext.compile(builder.finalize())
+    assert [(g.source, g.fallback) for g in compiled.manifest.groups] == [("picker", ())]
+    (found,) = compiled({"x": x, "mask": shown})
+    expected = special.softmax(np.where(shown, np.tanh(x), -np.inf), axis=1)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)

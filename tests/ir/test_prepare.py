@@ -63,3 +63,12 @@ def test_a_sigmoid_for_each_channel_is_not_computed_for_each_pixel() -> None:
     plain = te.compute(x.shape, lambda h, w, c: x[h, w, c] * moved[c], name="plain")
     (node,) = prepared_graph(te.create_prim_func([x, gate, b, plain])).nodes
     assert node.extents == (9, 7, 24)
+
+
+def test_tensors_of_one_name_are_told_apart() -> None:
+    """Merged functions have names twice: y[p, q] = x[p // 3 * 2 + q] * x'[p // 3]."""
+    x = te.placeholder((16,), "float32", "x")
+    other = te.placeholder((4, 2), "float32", "x")
+    y = te.compute((6, 4), lambda p, q: x[p // 3 * 2 + q] * other[p // 3, q // 2], name="y")
+    (node,) = prepared_graph(te.create_prim_func([x, other, y])).nodes
+    assert all(dim is not None for read in node.reads for dim in read.dims)

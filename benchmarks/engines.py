@@ -119,8 +119,8 @@ def _kernel_facts(manifest: Any) -> dict[str, Any]:
 
 LOADERS: dict[str, Load] = {
     "tvm_ext": _load_tvm_ext,
-    "tvm_ext-fuseops": _load_without("FuseAttention", "Stitch"),
-    "tvm_ext-unfused": _load_without("FuseAttention", "Stitch", "Fuse"),
+    "tvm_ext-fuseops": _load_without("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles"),
+    "tvm_ext-unfused": _load_without("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles", "Fuse"),
     "onnxruntime": _load_onnxruntime(optimise=True),
     "onnxruntime-noopt": _load_onnxruntime(optimise=False),
     "openvino": _load_openvino,

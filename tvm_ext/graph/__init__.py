@@ -17,6 +17,7 @@ In the order the pipeline runs them:
   fuse           tensor programs to groups
   stitch         chains of reductions as one kernel; region: several calls as one function
   absorb_views   slices and permutations vanish in the product that reads or writes what they move
+  fuse_tiles     products and what lies around them, strip by strip
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory

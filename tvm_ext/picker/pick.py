@@ -62,7 +62,7 @@ from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
-from tvm_ext.tile.shift import shifts
+from tvm_ext.tile.shift import is_parted, shifts
 
 CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
@@ -311,7 +311,10 @@ def tile_plans(
         if has_no_gaps(node, tile)
     }
     best: list[float] = []
-    for register in sorted(cycles, key=cycles.__getitem__)[: max(REGISTER_TILES, count // 4)]:
+    choices = sorted(cycles, key=cycles.__getitem__)
+    if core_tiles is not None:
+        choices = [r for r in choices if any(True for _ in core_tiles(graph, node, r, lanes, hw))]
+    for register in choices[: max(REGISTER_TILES, count // 4)]:
         least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
             continue
@@ -369,10 +372,12 @@ def cut_core_tiles(
 
 
 def _whole(
-    _graph: TileGraph, node: TileNode, _register: Tile, _lanes: int, _hw: HardwareModel
+    _graph: TileGraph, node: TileNode, register: Tile, lanes: int, _hw: HardwareModel
 ) -> Iterator[Tile]:
-    """The core tile that is the whole stage."""
-    yield Tile(node.extents)
+    """The core tile that is the whole stage, if no tail would have a loop of its own."""
+    core = Tile(node.extents)
+    if not any(is_parted(node, axis, core, register, lanes) for axis in node.space):
+        yield core
 
 
 def _cycles_per_point(

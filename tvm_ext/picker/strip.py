@@ -8,13 +8,19 @@ core's caches; the group's inputs and results come and go as if nothing were fus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from math import ceil, prod
 
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
-from tvm_ext.picker.perf import EVEN_TASKS, TASK_CYCLES, Candidate, Estimate, together
+from tvm_ext.picker.perf import (
+    EVEN_TASKS,
+    TASK_CYCLES,
+    USABLE,
+    Candidate,
+    Estimate,
+    together,
+)
 from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, packed_bytes
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.cut import cut
@@ -99,14 +105,19 @@ def one_core(hw: HardwareModel) -> HardwareModel:
 
 
 def _tiles(graph: TileGraph, hw: HardwareModel) -> Iterator[Tile]:
-    """Strips that the cores share evenly, the highest first."""
-    node = graph.nodes[-1]
-    even = (
-        tile
-        for tile in strip_tiles(graph)
-        if (count := prod(tile.counts(node.axes))) % hw.cores == 0 or count >= EVEN_TASKS * hw.cores
-    )
-    return islice(even, SIZES)
+    """Strips that the cores share evenly: the highest, and the highest of which what lies between
+    the stages has room in a core's caches."""
+    axes = graph.nodes[-1].axes
+    between = sum(tensor.size_bytes for tensor in graph.tensors if tensor.role == "inner")
+    room = hw.own_cache_bytes * USABLE
+    counts = ((prod(tile.counts(axes)), tile) for tile in strip_tiles(graph))
+    even = [
+        (count, tile)
+        for count, tile in counts
+        if count % hw.cores == 0 or count >= EVEN_TASKS * hw.cores
+    ]
+    fit = [tile for count, tile in even if between / count <= room]
+    yield from dict.fromkeys((*(tile for _, tile in even[:1]), *fit[: SIZES - 1]))
 
 
 def _estimate(

@@ -7,6 +7,7 @@ Read in this order:
   classify   what kind of work a node is;  legal: whether a plan can be a kernel of a group
   attention  the stages of attention
   cut        a group with several stages worth tiling in pieces;  fuse: stages inside another's tile
+  strip      rows of a group as a group of their own
   shift      tails: tiles that are moved back;  merge_indices: indices that are one again
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
   footprint  bytes a tile touches and holds;  nest: bytes it moves (Roller §3.3)

@@ -22,7 +22,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.shift import plan_shifts
+from tvm_ext.tile.shift import is_parted, plan_shifts
 from tvm_ext.tile.strip import PIECE_RULES, Strip, strip
 
 LEVELS = {
@@ -225,7 +225,16 @@ def check_strips(graph: TileGraph, plan: TilePlan) -> Strip:
         except KeyError:
             raise PlanError("anchor", f"plan: stage {part.anchor} is in another piece") from None
         check_plan(piece.graph, inside)
+        if inside.rule == "tile" and _has_parted_tails(piece.graph.nodes[inside.anchor], inside):
+            raise PlanError("tail", f"plan: stage {part.anchor} of a strip leaves a tail")
     return cut
+
+
+def _has_parted_tails(node: TileNode, plan: TilePlan) -> bool:
+    """Whether a tail has a loop of its own: TVM bounds the epilogue of such a loop by the axis, not
+    by the strip, and it would write what the next strip does."""
+    core, register = plan.at("core"), plan.at("register")
+    return any(is_parted(node, axis, core, register, plan.lanes) for axis in node.space)
 
 
 def check_split(node: TileNode, plan: TilePlan) -> int:

@@ -33,8 +33,8 @@ class Attach(msgspec.Struct, frozen=True):
 class TilePlan(msgspec.Struct, frozen=True):
     """How one fused group runs.
 
-    rule      which writer lowers it: `tile`, `chain`, `attention`, `rows`, `split`, `flat` or
-              `loose`; on GPUs `block` or one of `block_rows`, `block_flat`, `block_loose`
+    rule      which writer lowers it: `tile`, `chain`, `attention`, `rows`, `strips`, `split`,
+              `flat` or `loose`; on GPUs `block` or one of `block_rows`, `block_flat`, `block_loose`
     anchor    index of the stage that is tiled (stages are numbered in topological order)
     tiles     the anchor's tiles, outermost level first; each divides the space of the one before
     order     axis numbers of the anchor, outermost loop first
@@ -48,7 +48,8 @@ class TilePlan(msgspec.Struct, frozen=True):
     prefetch  whether each step asks for its share of the next panel of a packed operand
     staged    reads of the anchor (by number) whose part of a core tile is copied side by side
               first; of attention, 0 are the keys and 1 the values
-    also      plans of further stages of the same kernel, where several are worth tiling (`cut`)
+    also      plans of further stages of the same kernel, where several are worth tiling (`cut`); of
+              `strips` those of all pieces of a strip
     """
 
     rule: str

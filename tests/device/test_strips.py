@@ -21,6 +21,7 @@ from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, structural_map, t
 
 HARDWARE = resolve("cpu")
 BOUND = 1e-5
+UNTOUCHED = np.float32(7e33)
 CASES = {
     "block": (("norm", "dense 96 gelu", "dense 32", "skip"), (1, 64, 32)),
     "tails": (("norm", "dense 33 gelu", "dense 17"), (1, 62, 30)),
@@ -28,7 +29,7 @@ CASES = {
     "norm last": (("dense 40", "skip", "norm"), (2, 26, 40)),
     "images": (("norm", "dense 24", "norm"), (1, 12, 5, 16)),
     "batch": (("dense 31", "norm"), (6, 11, 29)),
-    "tails in strips": (("dense 64 gelu", "dense 64", "skip"), (1, 32, 64)),
+    "tails in strips": (("dense 256 gelu", "dense 256", "skip"), (1, 32, 256)),
 }
 
 
@@ -93,10 +94,10 @@ def test_a_strip_writes_its_own_rows_alone(name: str) -> None:
         built = build(first, Target(HARDWARE.target))
         assert isinstance(built, Built), built
         *inputs, output = [[int(extent) for extent in param.shape] for param in func.params]
-        result = tvm.runtime.tensor(np.full(output, np.nan, "float32"))
+        result = tvm.runtime.tensor(np.full(output, UNTOUCHED, "float32"))
         given = [tvm.runtime.tensor(np.ones(extents, "float32")) for extents in inputs]
         built.main(*given, result)
-        written = int(np.isfinite(result.numpy()).sum())
+        written = int((result.numpy() != UNTOUCHED).sum())
         assert written == candidate.plan.at("core").points, candidate.plan
 
 

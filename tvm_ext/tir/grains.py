@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_ext.tile.classify import is_shared_out
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tvm_api import Schedule
 
@@ -19,15 +20,6 @@ GRAIN_FLOPS = 5e5
 """Least operations of a task, some 5 us: what handing it out costs is then lost in them."""
 GRAINS = 16
 """Tasks at which a kernel needs no more."""
-STEAL_FLOPS = 2e7
-"""Operations of a kernel, some 100 us on two cores, from which its tasks are handed out. What a
-core takes over it finds in the other's cache, and leaves in its own for the next kernel: with short
-kernels and those that mostly move data as well, ShuffleNet was 3 % slower, MobileNetV2 2 %."""
-
-
-def is_shared_out(graph: TileGraph) -> bool:
-    """Whether cores are to help each other with a function."""
-    return graph.flops >= STEAL_FLOPS
 
 
 def with_grains(schedule: Schedule, task: Any, rest: Sequence[Any], graph: TileGraph) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.classify import is_shared_out
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.cut_vectors import with_cut_vectors
-from tvm_ext.tir.grains import is_shared_out
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare

@@ -21,7 +21,8 @@ from tvm_ext.tvm_api import tvm
 
 pytest.importorskip("onnxruntime")
 MODELS = {name: chain(name, 48, 96) for name in CHAINS} | {"attention": attention(20)}
-FUSIONS = (), ("FuseAttention", "Stitch"), ("FuseAttention", "Stitch", "Fuse")
+ACROSS = ("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles")
+FUSIONS = (), ACROSS, (*ACROSS, "Fuse")
 
 
 @pytest.mark.parametrize("name", MODELS)

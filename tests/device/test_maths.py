@@ -136,6 +136,27 @@ def test_function_is_within_its_bound(name: str, machine: str) -> None:
         assert_within(got, exact, bound, x)
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("build_op", "exact"), [(op.sin, np.sin), (op.cos, np.cos)])
+def test_waves_are_within_their_bounds(
+    build_op: Callable[..., Any], exact: Callable[..., Any], machine: str
+) -> None:
+    x = sweep()
+    x[-(SAMPLES // 4) :] = np.linspace(-1e6, 1e6, SAMPLES // 4)
+    turns = np.arange(1000) * (np.pi / 2)  # where one of them is nearly zero
+    x[-turns.size :] = turns
+    got = call(build_op, machine, x)
+    with np.errstate(all="ignore"):
+        wanted = exact(x.astype(np.float64))
+        size = np.clip(np.abs(wanted), TINY, 1.0).astype(np.float32)
+        bound = np.where(np.abs(x) <= 1e6, 2 * np.spacing(size).astype(np.float64), 2e-7)
+    far = np.abs(x) >= 2.0**28
+    finite = np.isfinite(x)
+    assert_within(got[~far], wanted[~far], bound[~far], x[~far])
+    assert (got[far & finite] == exact(0.0)).all()
+    assert np.isnan(got[~finite]).all()
+
+
 def assert_power(x: np.ndarray, y: np.ndarray, got: np.ndarray) -> None:
     """Checks x**y within 3e-7 * (1 + |y log|x||) of it, or as many roundings as factors."""
     with np.errstate(all="ignore"):

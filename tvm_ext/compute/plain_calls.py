@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_ext.compute import maths
 from tvm_ext.compute.power import LARGEST_PRODUCT, power
+from tvm_ext.compute.trigonometry import cos, sin
 from tvm_ext.tvm_api import Call, PrimFunc, ir, structural_map, tirx
 
 Expr = Any
@@ -38,6 +39,8 @@ _EXPRESSIONS: dict[str, Callable[..., Expr | None]] = {
     "log": maths.log,
     "tanh": maths.tanh,
     "erf": maths.erf,
+    "sin": sin,
+    "cos": cos,
     "sigmoid": maths.sigmoid,
     "rsqrt": maths.rsqrt,
     "pow": _power,

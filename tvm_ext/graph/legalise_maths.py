@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_ext.compute import maths
 from tvm_ext.compute.power import pow, power
+from tvm_ext.compute.trigonometry import cos, sin
 from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.tvm_api import constant_array, te
 
@@ -68,6 +69,8 @@ POINTWISE: dict[str, Rule] = {
     "relax.exp": _pointwise(maths.exp, "exp"),
     "relax.tanh": _pointwise(maths.tanh, "tanh"),
     "relax.erf": _pointwise(maths.erf, "erf"),
+    "relax.sin": _pointwise(sin, "sin"),
+    "relax.cos": _pointwise(cos, "cos"),
     "relax.sigmoid": _pointwise(maths.sigmoid, "sigmoid"),
     "relax.nn.gelu": _pointwise(maths.gelu, "gelu"),
     "relax.nn.gelu_tanh": _pointwise(maths.gelu_tanh, "gelu_tanh"),

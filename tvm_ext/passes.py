@@ -14,6 +14,7 @@ from functools import cache, partial
 from math import inf
 from typing import Any
 
+from tvm_ext.errors import PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
@@ -39,7 +40,8 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
 from tvm_ext.planner import Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
-from tvm_ext.tir import prepare
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
@@ -112,7 +114,18 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     found = picked(prepared.graph, hardware) if prepared else []
     if not found or (rule and found[0].plan.rule != rule):
         return inf
+    if rule == STRIPS and not _can_be_written(func, found[0].plan):
+        return inf
     return found[0].estimate.latency_us
+
+
+def _can_be_written(func: PrimFunc, plan: TilePlan) -> bool:
+    """Whether TVM takes the plan: kernels that are merged for one have no other that is as fast."""
+    try:
+        write(func, plan)
+    except PlanError:
+        return False
+    return True
 
 
 def lowering_passes() -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from chain_modules import Chain
 
+import tvm_ext
 from tvm_ext import passes
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.hardware import resolve
@@ -106,3 +107,29 @@ def first_of_parallel(loop: Any) -> Any:
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     return tirx.For(loop.loop_var, loop.min, 1, loop.kind, loop.body)
+
+
+def test_what_is_merged_has_a_plan_by_strips() -> None:
+    """The nearest of 512 codes for each of 1024 vectors: a product and the least of its rows."""
+    rng = np.random.default_rng(0)
+    codes = rng.standard_normal((512, 64), dtype="float32")
+    x = rng.standard_normal((1024, 64), dtype="float32")
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    lengths = relax.const((codes**2).sum(axis=1))
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            products = builder.emit(relax.op.matmul(given, relax.const(codes.T.copy())))
+            twice = builder.emit(relax.op.multiply(products, relax.const(np.float32(2))))
+            nearest = builder.emit_output(
+                relax.op.argmin(builder.emit(relax.op.subtract(lengths, twice)), axis=-1)
+            )
+        builder.emit_func_output(nearest)
+    compiled = tvm_ext.compile(builder.finalize())
+    (found,) = compiled(x)
+    distances = ((x[:, None].astype("float64") - codes[None]) ** 2).sum(-1)
+    assert (found.reshape(-1) == distances.argmin(1)).all()
+    (group,) = compiled.manifest.groups
+    assert (group.source, group.fallback) == ("picker", ())
+    assert group.plan is not None
+    assert group.plan.rule == "strips"

@@ -88,7 +88,9 @@ def pick(
     else:
         found = pick_piece(graph, hardware, count, alone=alone)
     strips = pick_strips(graph, hardware)
-    return sorted([*strips, *found], key=_latency)[:count] if strips else found
+    if len(pieces) > 1:
+        return sorted([*strips, *found], key=_latency)[:count]
+    return [*strips, *found][:count]  # other plans' times are those of the stage that they tile
 
 
 def pick_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:

@@ -195,3 +195,16 @@ def test_the_picker_asks_ahead_for_large_weights_only() -> None:
 
     assert first(1024).prefetch
     assert not first(64).prefetch
+
+
+def test_an_operand_without_axes_is_no_panel() -> None:
+    x = te.placeholder((64, 96), "float32", "x")
+    scale = te.placeholder((), "float32", "scale")
+    k = te.reduce_axis((0, 96), "k")
+    y = te.compute((64,), lambda i: te.sum(x[i, k] * scale(), k), name="y")
+    func = te.create_prim_func([x, scale, y])
+    prepared = prepare(func)
+    assert prepared is not None
+    for candidate in pick(prepared.graph, resolve("cpu"), 4):
+        asked = replace(candidate.plan, prefetch=True)
+        assert "prefetch" not in write(func, asked).script()

@@ -89,7 +89,8 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     inside = loops[loops.index(sweep[0]) :]
     for load in loads(block.body.value):
         indices = [substitute(index, bound) for index in load.indices]
-        if load.source not in parameters or not uses(indices[-1], loops[-1].loop_var):
+        lanes = loops[-1].loop_var
+        if load.source not in parameters or not indices or not uses(indices[-1], lanes):
             continue
         tile = [loop for loop in inside if any(uses(i, loop.loop_var) for i in indices)]
         width = prod(int(loop.extent) for loop in tile if loop not in over)

@@ -101,9 +101,9 @@ def _int(value: int) -> Expr:
     return tirx.const(value, "int32")
 
 
-def bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+def bind(value: Expr, body: Callable[[Expr], Expr], dtype: str = "float32") -> Expr:
     """`body(value)` with the value computed once."""
-    name = tirx.Var("v", "float32")
+    name = tirx.Var("v", dtype)
     return tirx.Let(name, value, body(name))
 
 

@@ -45,7 +45,7 @@ def _turned(x: Expr, quarters: int) -> Expr:
         size = tirx.abs(v)
         beyond = tirx.Select(size < const(float("inf")), const(0.0), const(float("nan")))
         kept = tirx.Select(size < const(LARGEST), v, beyond)
-        return _bind_wide(kept.astype("float64"), reduced)
+        return bind(kept.astype("float64"), reduced, "float64")
 
     def reduced(wide: Expr) -> Expr:
         return _rounded(wide * _wide(_TWO_OVER_PI), lambda n: pieces(wide, n))
@@ -92,11 +92,8 @@ def _int(value: int) -> Expr:
 def _rounded(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """`body` of a float64 value rounded to a whole number. TVM would take a sum and a difference of
     one statement for nothing."""
-    shifted = value + _wide(_WHOLE_64)
-    return _bind_wide(shifted, lambda s: _bind_wide(s - _wide(_WHOLE_64), body))
 
+    def whole(shifted: Expr) -> Expr:
+        return bind(shifted - _wide(_WHOLE_64), body, "float64")
 
-def _bind_wide(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
-    """`maths.bind` of a float64 value."""
-    name = tirx.Var("w", "float64")
-    return tirx.Let(name, value, body(name))
+    return bind(value + _wide(_WHOLE_64), whole, "float64")

@@ -19,7 +19,7 @@ from typing import Any
 from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
 from tvm_ext.tir import prepare
 from tvm_ext.tir.prepare import is_view, permutes
-from tvm_ext.tir.read import copies, uses_again
+from tvm_ext.tir.read import copies
 from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
 
 
@@ -45,11 +45,10 @@ class AbsorbViews:
 class _Absorber(Merger):
     name = "AbsorbViews"
     _views: dict[tuple[str, bool], bool] = field(default_factory=dict)
-    _products: dict[str, bool] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number, call in calls.kernels.items():
-            for region in self._regions(calls, number, taken) if self._is_product(call) else ():
+            for region in self._regions(calls, number, taken) if self.is_product(call) else ():
                 variable = self.variable(region)
                 if variable is not None:
                     yield region, variable
@@ -77,19 +76,11 @@ class _Absorber(Merger):
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why one kernel does not compute the region at once, views being no stages of it."""
-        product = next(call for call in region.calls if self._is_product(call))
+        product = next(call for call in region.calls if self.is_product(call))
         alone, merged = prepare(self.mod[product.kernel]), prepare(func)
         if alone is None or merged is None or len(merged.graph.nodes) != len(alone.graph.nodes):
             return "a view would be a stage"
         return self.slower(region, func)
-
-    def _is_product(self, call: KernelCall) -> bool:
-        """Whether a kernel is unscheduled and reads elements for several results."""
-        name = str(call.kernel.name_hint)
-        if name not in self._products:
-            func = self.mod[call.kernel]
-            self._products[name] = not is_scheduled(func) and uses_again(func)
-        return self._products[name]
 
     def _is_view(self, call: KernelCall, whole: bool = False) -> bool:
         """Whether a kernel takes a slice or permutes outer axes, perhaps of the whole tensor."""

@@ -22,7 +22,6 @@ from tvm_ext.graph.concat_in_place import CONCAT_AXIS
 from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
 from tvm_ext.tile.strip import row_axes
 from tvm_ext.tir import prepare
-from tvm_ext.tir.read import uses_again
 from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
 
 STRIPS = "strips"
@@ -54,7 +53,6 @@ class _Fuser(Merger):
     name = "FuseTiles"
     options: FuseTiles
     _fit: dict[str, str] = field(default_factory=dict)
-    _products: dict[str, bool] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
@@ -87,13 +85,13 @@ class _Fuser(Merger):
     def _next(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
         """The latest kernel before a region that only it reads, a product in one of them."""
         before = {p for number in numbers for p in calls.producers(number)} - numbers - closed
-        heavy = any(self._is_product(calls.kernels[number]) for number in numbers)
+        heavy = any(self.is_product(calls.kernels[number]) for number in numbers)
         return max(
             (
                 number
                 for number in before
                 if calls.readers(number) <= numbers
-                and (heavy or self._is_product(calls.kernels[number]))
+                and (heavy or self.is_product(calls.kernels[number]))
                 and not self._unfit(calls.kernels[number])
             ),
             default=None,
@@ -128,13 +126,6 @@ class _Fuser(Merger):
                 else "has no rows that all stages share"
             )
         return self._fit[name]
-
-    def _is_product(self, call: KernelCall) -> bool:
-        """Whether a kernel reads elements for several results."""
-        name = str(call.kernel.name_hint)
-        if name not in self._products:
-            self._products[name] = uses_again(self.mod[call.kernel])
-        return self._products[name]
 
 
 def _region(calls: Calls, numbers: set[int]) -> Region:

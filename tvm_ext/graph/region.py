@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 
 from tvm_ext.graph.memory_order import type_bytes
 from tvm_ext.records.manifest import Fusion
+from tvm_ext.tir.read import uses_again
 from tvm_ext.tvm_api import (
     InternalError,
     IRModule,
     PrimFunc,
     ir,
+    is_scheduled,
     op_name,
     relax,
     structural_walk,
@@ -215,6 +217,7 @@ class Merger(ABC):
     """Why regions, by their keys, did not become one kernel."""
     together_us: dict[Any, float] = field(default_factory=dict, init=False)
     _us: dict[str, float] = field(default_factory=dict, init=False)
+    _products: dict[str, bool] = field(default_factory=dict, init=False)
     _merged: dict[Any, Any] = field(default_factory=dict, init=False)
     """For each region, by its key, the variable of the function in its place; None if it stays."""
 
@@ -249,6 +252,14 @@ class Merger(ABC):
             pays = not self.refused[key]
             self._merged[key] = self.builder.add_func(func, region.name) if pays else None
         return self._merged[key]
+
+    def is_product(self, call: KernelCall) -> bool:
+        """Whether a kernel is unscheduled and reads elements for several results."""
+        name = str(call.kernel.name_hint)
+        if name not in self._products:
+            func = self.mod[call.kernel]
+            self._products[name] = not is_scheduled(func) and uses_again(func)
+        return self._products[name]
 
     def slower(self, region: Region, func: PrimFunc, **asked: str) -> str:
         """Why a function is no faster than the region apart; empty if it is."""

@@ -104,6 +104,24 @@ def test_rows_beside_each_other_are_not_shared() -> None:
     assert strip(graph, Tile((4, 8))) is None
 
 
+def group_means(batch: int) -> TileGraph:
+    """Means of groups of four channels, written for each of them, and what takes them away."""
+    build = GraphBuilder("group_means")
+    x = build.tensor("x", (batch, 7, 12), "input")
+    mean = build.tensor("mean", (batch, 12))
+    y = build.tensor("y", (batch, 7, 12), "output")
+    n, p, c, g, i, r = ({axis: 1} for axis in "npcgir")
+    axes = {"n": batch, "g": 3, "i": 4, "p*": 7, "r*": 4}
+    build.node("mean", axes, [(x, [n, p, {"g": 4, "r": 1}])], (mean, [n, {"g": 4, "i": 1}]))
+    axes = {"n": batch, "p": 7, "c": 12}
+    build.node("y", axes, [(x, [n, p, c]), (mean, [n, c])], (y, [n, p, c]))
+    return build.graph()
+
+
+def test_what_is_written_at_a_sum_of_axes_is_not_moved_into_strips() -> None:
+    assert row_axes(group_means(2)) == 0
+
+
 def test_a_tile_that_is_no_strip_is_none() -> None:
     graph = softmax(12, 40)
     assert row_axes(graph) == 1

@@ -47,6 +47,11 @@ class AffineDim(msgspec.Struct, frozen=True, cache_hash=True):
         """Whether the index depends on the axis."""
         return self.coeffs[axis] != 0
 
+    def is_axis(self) -> bool:
+        """Whether the index is one axis as it is, or a number."""
+        plain = self.div == 1 and not self.mod
+        return plain and [step for _, step in _terms(self.coeffs)] in ([], [1])
+
 
 class Access(msgspec.Struct, frozen=True, cache_hash=True):
     """A read or write of a tensor by a node. A dim of None is not affine: it spans the tensor."""

@@ -48,6 +48,8 @@ def row_axes(graph: TileGraph) -> int:
     node = graph.nodes[last]
     if any(other.kind == "opaque" or other.holes for other in graph.nodes):
         return 0
+    if not all(_can_be_moved(other) for other in graph.nodes[:-1]):
+        return 0
     leading = takewhile(lambda axis: axis in node.space, range(len(node.axes)))
     return max((axis + 1 for axis in leading if _shared(graph, _rows(graph, axis, 1))), default=0)
 
@@ -72,6 +74,12 @@ def strip(graph: TileGraph, tile: Tile) -> Strip | None:
     axis = next((axis for axis, size in enumerate(tile.extents) if size > 1), row_axes(graph))
     axis = min(axis, row_axes(graph) - 1)
     return Strip(axis, prod(tile.counts(node.axes)), part, cut(part, least=1))
+
+
+def _can_be_moved(node: TileNode) -> bool:
+    """Whether the stage writes element for element: of others (the mean of a group, written for
+    each of its channels) TVM cannot tell which axes make a strip of what they write."""
+    return all(dim is not None and dim.is_axis() for dim in node.write.dims)
 
 
 def _rows(graph: TileGraph, axis: int, rows: int) -> Tile:

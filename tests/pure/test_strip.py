@@ -110,7 +110,7 @@ def group_means(batch: int) -> TileGraph:
     x = build.tensor("x", (batch, 7, 12), "input")
     mean = build.tensor("mean", (batch, 12))
     y = build.tensor("y", (batch, 7, 12), "output")
-    n, p, c, g, i, r = ({axis: 1} for axis in "npcgir")
+    n, p, c = ({axis: 1} for axis in "npc")
     axes = {"n": batch, "g": 3, "i": 4, "p*": 7, "r*": 4}
     build.node("mean", axes, [(x, [n, p, {"g": 4, "r": 1}])], (mean, [n, {"g": 4, "i": 1}]))
     axes = {"n": batch, "p": 7, "c": 12}

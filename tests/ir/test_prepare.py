@@ -7,6 +7,9 @@ from typing import Any
 from funcs import prepared_graph
 
 from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tvm_api import te, tirx, topi
 
@@ -72,3 +75,31 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     y = te.compute((6, 4), lambda p, q: x[p // 3 * 2 + q] * other[p // 3, q // 2], name="y")
     (node,) = prepared_graph(te.create_prim_func([x, other, y])).nodes
     assert all(dim is not None for read in node.reads for dim in read.dims)
+
+
+def transposed(kernel: int, pad: int, out: int) -> Any:
+    """relu of a transposed convolution of 6 elements, its stride 2."""
+    geometry = TransposedGeometry((kernel,), (2,), (pad,), (out,), 4, 8, False)
+    x = te.placeholder((1, 6, 4), "float32", "x")
+    w = te.placeholder((1, geometry.taps(0), 4, 2, 8), "float32", "w")
+    return prepared_graph(te.create_prim_func([x, w, relu(conv_transpose(x, w, geometry))]))
+
+
+def test_phases_of_a_transposed_convolution_are_an_axis_of_all_stages() -> None:
+    """y[h] = relu(conv[h])  →  y[2 * h + phase] = relu(conv[h, phase])"""
+    graph = transposed(kernel=4, pad=1, out=12)
+    product, last = graph.nodes[-2:]
+    assert epilogue_of(graph, len(graph.nodes) - 2) == len(graph.nodes) - 1
+    assert product.extents == (1, 6, 2, 8, 2, 4)
+    assert last.extents == (1, 6, 2, 8)
+    assert graph.tensors[product.write.tensor].shape == last.extents
+    assert has_no_gaps(product, Tile((1, 6, 1, 8, 1, 4)))
+    assert last.write.dims[1] is not None
+    assert last.write.dims[1].coeffs == (0, 2, 1, 0)
+
+
+def test_phases_of_which_some_are_cut_off_stay_side_by_side() -> None:
+    graph = transposed(kernel=3, pad=1, out=11)
+    product, last = graph.nodes[-2:]
+    assert last.extents == (1, 11, 8)
+    assert not has_no_gaps(product, Tile((1, 6, 1, 8, 1, 4)))

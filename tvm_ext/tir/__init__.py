@@ -1,7 +1,8 @@
 """Between TIR and tiles: PrimFuncs in, TileGraphs out; TilePlans in, schedules out.
 
 read        blocks to nodes, buffer indices to affine maps
-prepare     inline what is free, number the stages;  join_axes: pixels counted by one axis
+prepare     inline what is free, number the stages;  join_axes: pixels counted by one axis,
+            split_axes: phases and blocks by two
 write       a plan to a schedule, one rule a file: write_tile, write_attention, ..;
             all those of GPUs in write_gpu; then shift (tails), guard (padding read in place),
             transpose (squares of vectors), prefetch (panels asked for ahead)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from math import prod
 from threading import Lock
-from typing import Any
 
 from msgspec import structs
 
@@ -21,17 +19,14 @@ from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tir.join_axes import join_axes
-from tvm_ext.tir.read import divisions, loads, read_schedule, sources
+from tvm_ext.tir.read import read_schedule
+from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
 from tvm_ext.tvm_api import (
-    Analyzer,
     PrimFunc,
     SBlockRV,
     Schedule,
     ScheduleError,
-    s_tir,
     schedule_of,
-    structural_map,
-    tirx,
     with_narrow_indices,
 )
 
@@ -121,117 +116,6 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 
 
-def _phased_axes(node: TileNode) -> dict[int, int]:
-    """Space axes whose quotient and remainder by one number index different tensors (`x[h // 2]`
-    and `w[h % 2]`, a transposed convolution), with that number."""
-    found: dict[int, int] = {}
-    for read in node.reads:
-        for dim in read.dims:
-            steps = [axis for axis, step in enumerate(dim.coeffs) if step] if dim else []
-            if dim is None or not dim.mod or dim.div > 1 or len(steps) != 1:
-                continue
-            (axis,) = steps
-            whole = node.axes[axis].kind == "space" and node.axes[axis].extent % dim.mod == 0
-            quotients = [
-                other
-                for other in node.reads
-                if any(d and d.div == dim.mod and d.coeffs[axis] == 1 for d in other.dims)
-            ]
-            if whole and quotients and read not in quotients:
-                found[axis] = dim.mod
-    return found
-
-
-def _joined_axes(graph: TileGraph, node: TileNode) -> dict[int, int]:
-    """Axes of an epilogue whose quotient and remainder by one number index two axes of what a
-    reduction makes (`conv[c // 34, c % 34]`, groups side by side), with that number."""
-    found = {}
-    for read in node.reads:
-        maker = graph.producer(read.tensor)
-        if maker is None or graph.nodes[maker].kind != "reduce":
-            continue
-        for outer, inner in pairwise(read.dims):
-            if outer is None or inner is None or outer.coeffs != inner.coeffs:
-                continue
-            steps = [axis for axis, step in enumerate(inner.coeffs) if step]
-            alone = len(steps) == 1 and inner.coeffs[steps[0]] == 1 and not inner.offset
-            if alone and inner.div == 1 and outer.div == inner.mod > 1 and not outer.mod:
-                found[steps[0]] = inner.mod
-    return {axis: size for axis, size in found.items() if node.axes[axis].extent % size == 0}
-
-
-def _blocked_axes(
-    schedule: Schedule, graph: TileGraph, node: TileNode, block: SBlockRV
-) -> dict[int, int]:
-    """Space axes in blocks of which a non-affine index moves on (`o // 32 * 16 + c`, the channels
-    of a group), and those of `_phased_axes` and `_joined_axes`, with the size of the blocks."""
-    if all(d is not None for a in node.reads for d in a.dims):
-        return _phased_axes(node) if node.kind == "reduce" else _joined_axes(graph, node)
-    body = schedule.get(block)
-    bounds = _bounds(body)
-    tensors = list(dict.fromkeys(access.tensor for access in node.reads))
-    unclear = [
-        index
-        for source, tensor in zip(sources(body.body), tensors, strict=True)
-        for load in loads(body.body.value)
-        if load.source.same_as(source)
-        for access in node.reads
-        if access.tensor == tensor
-        for index, dim in zip(load.indices, access.dims, strict=True)
-        if dim is None
-    ]
-    found: dict[int, set[int]] = {}
-    for size, variable in divisions(map(bounds.simplify, unclear)):
-        for place, iv in enumerate(body.iter_vars):
-            if iv.var.same_as(variable):
-                found.setdefault(place, set()).add(size)
-    sizes = {place: choice.pop() for place, choice in found.items() if len(choice) == 1}
-    return {
-        place: size
-        for place, size in sizes.items()
-        if node.axes[place].kind == "space" and node.axes[place].extent % size == 0
-    }
-
-
-def _split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV], kind: str) -> bool:
-    """Makes of every blocked axis two, of blocks and inside one, so that indices become affine."""
-    changed = False
-    for node, block in zip(graph.nodes, blocks, strict=True):
-        sizes = _blocked_axes(schedule, graph, node, block) if node.kind == kind else {}
-        before = [tirx.Var(axis.name, "int32") for axis in node.axes]
-        after: list[Any] = []
-        for place, index in enumerate(before):
-            size = sizes.get(place)
-            after += [index // size, index % size] if size else [index]
-        if not sizes:
-            continue
-        try:
-            schedule.transform_block_layout(block, tirx.IndexMap(before, after, None))
-            changed = True
-        except ScheduleError:
-            continue
-    return changed
-
-
-def _bounds(block: Any) -> Analyzer:
-    """What is known of the axes of a block. Those of one element keep their name."""
-    bounds = Analyzer()
-    for axis in block.iter_vars:
-        if not isinstance(axis.dom.extent, tirx.IntImm) or int(axis.dom.extent) > 1:
-            bounds.bind(axis.var, axis.dom)
-    return bounds
-
-
-def _with_simple_quotients(func: PrimFunc) -> PrimFunc:
-    """The function with quotients and remainders worked out that axes of blocks leave no choice."""
-
-    def simplify(block: Any) -> Any:
-        simple = _bounds(block).simplify
-        return structural_map(block, [(tirx.FloorDiv, simple), (tirx.FloorMod, simple)])
-
-    return func.with_body(structural_map(func.body, [(s_tir.SBlock, simplify)], order="post"))
-
-
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     """The prepared function, its schedule the caller's own; None if it has no blocks this room
     understands."""
@@ -252,7 +136,7 @@ def _prepared(func: PrimFunc) -> Prepared | None:
     if graph is None:
         return None
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    if _split_blocked(schedule, graph, blocks, "reduce"):
+    if split_blocked(schedule, graph, blocks, "reduce"):
         graph = read_schedule(schedule, func)
         if graph is None:
             return None
@@ -267,11 +151,13 @@ def _prepared(func: PrimFunc) -> Prepared | None:
     if changed:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    if graph is not None and split_written(schedule, graph, blocks):
+        graph = read_schedule(schedule, func)
     if graph is not None and join_axes(schedule, graph, blocks):
         joined = read_schedule(schedule, func)
         graph = merge_indices(joined) if joined else None
-    elif graph is not None and _split_blocked(schedule, graph, blocks, "map"):
-        schedule = schedule_of(_with_simple_quotients(schedule.mod["main"]))
+    elif graph is not None and split_blocked(schedule, graph, blocks, "map"):
+        schedule = schedule_of(with_simple_quotients(schedule.mod["main"]))
         graph = read_schedule(schedule, schedule.mod["main"])
     if graph is None:
         return None

@@ -62,8 +62,8 @@ class TransposedGeometry(msgspec.Struct, frozen=True):
 
 
 def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
-    """[C, O, k..] → [O/B, phase.., tap.., C, phase, B]; depthwise [C, 1, k..] → [phase.., tap..,
-    phase, C]. Outputs of the last axis' phases lie side by side, so their weights do."""
+    """[C, O, k..] → [O/B, phase.., tap.., C, B]; depthwise [C, 1, k..] → [phase.., tap.., C]. What
+    a register tile of one phase reads lies in a row."""
     rank = len(geometry.kernel)
     for axis, stride in enumerate(geometry.strides):
         place = 2 + 2 * axis
@@ -73,8 +73,8 @@ def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int
         weight = np.moveaxis(spread, (0, 1), (place, place + 1))
     phases, taps = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
     if geometry.depthwise:
-        return weight.transpose(*phases[:-1], *taps, phases[-1], 0, 1)[..., 0]
-    weight = weight.transpose(*phases[:-1], *taps, 0, phases[-1], 1)
+        return weight.transpose(*phases, *taps, 0, 1)[..., 0]
+    weight = weight.transpose(*phases, *taps, 0, 1)
     block = choose_block(geometry.out_channels, lanes)
     extra = padded(geometry.out_channels, block) - geometry.out_channels
     weight = np.pad(weight, ((0, 0),) * (weight.ndim - 1) + ((0, extra),))
@@ -110,8 +110,8 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
 
         def depthwise(n: Any, *at: Any) -> Any:
             *place, o = at
-            *phase, last = phases(place)
-            return te.sum(x(n, *position(place), o) * weight(*phase, *taps, last, o), axis=taps)
+            weighted = weight(*phases(place), *taps, o)
+            return te.sum(x(n, *position(place), o) * weighted, axis=taps)
 
         shape = (x.shape[0], *geometry.whole_size, geometry.out_channels)
         return _crop(te.compute(shape, depthwise, name="depthwise_transpose"), geometry)
@@ -120,8 +120,7 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
 
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
-        *phase, last = phases(place)
-        weighted = weight(o // block, *phase, *taps, channel, last, o % block)
+        weighted = weight(o // block, *phases(place), *taps, channel, o % block)
         return te.sum(x(n, *position(place), channel) * weighted, axis=[*taps, channel])
 
     shape = (x.shape[0], *geometry.whole_size, int(weight.shape[0]) * block)

@@ -1,7 +1,7 @@
 """Transposed convolution to tensor programs, weights packed by phase on the way.
 
 conv2d_transpose(x, W, NHWC)
-    →  call_tir(conv_transpose, x, W packed [O/B, phase.., tap.., C, phase, B])
+    →  call_tir(conv_transpose, x, W packed [O/B, phase.., tap.., C, B])
 """
 
 from __future__ import annotations

@@ -6,14 +6,16 @@ from itertools import pairwise
 from math import prod
 
 import pytest
-from graphs import GRAPHS, GraphBuilder, attention, softmax
+from graphs import GRAPHS, GraphBuilder, attention, matmul, softmax
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import get
-from tvm_ext.picker import pick_strips, predict
+from tvm_ext.picker import pick, pick_strips, predict
+from tvm_ext.picker.perf import EVEN_TASKS
+from tvm_ext.picker.strip import _estimate
 from tvm_ext.tile import TileGraph, decode_plan, encode_plan
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.infer import propagate
@@ -149,6 +151,24 @@ def test_a_strip_holds_less_traffic_than_memory_sees() -> None:
     own = pick_strips(graph, HARDWARE)[0].estimate
     apart_bytes = sum(t.size_bytes for t in graph.tensors if t.role == "inner")
     assert own.memory_us < apart_bytes / HARDWARE.levels[-1].total_gbps / 1e3
+
+
+@pytest.mark.parametrize(("depth", "again"), [(4096, True), (64, False)])
+def test_weights_that_no_core_holds_make_long_strips_late(
+    depth: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product, 64 rows at a time."""
+    graph = matmul(1 << 14, 256, depth, block=16)
+    part = strip(graph, Tile((64, *graph.nodes[-1].extents[1:])))
+    assert part is not None
+    assert part.tasks >= EVEN_TASKS * HARDWARE.cores
+    pieces = [pick(part.graph, HARDWARE)[0]]
+    plan = structs.replace(pieces[0].plan, parallel=1)
+    estimates = [piece.estimate for piece in pieces]
+    charged = _estimate(graph, part, plan, estimates, HARDWARE).latency_us
+    monkeypatch.setattr("tvm_ext.picker.strip.LATE", 0.0)
+    plain = _estimate(graph, part, plan, estimates, HARDWARE).latency_us
+    assert (charged > plain) == again
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,10 @@ from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tile.strip import PIECE_RULES, Strip, strip, strip_tiles
 
 LATE = 0.05
-"""Part of its time by which a long kernel waits for its slower core where none can take over:
-apart, products are cut into tasks that are handed out (BERT, CLIP and Swin by as many strips as
-there are cores: 0.93 to 0.97 times as fast)."""
+"""Part of its time by which a long kernel waits for its slower core where none can take over, or
+for weights that no core holds: apart, products are cut into tasks that are handed out (BERT, CLIP
+and Swin by as many strips as there are cores: 0.93 to 0.97 times as fast; T5 by 16 strips, for each
+3 to 4 MiB of weights: 0.94 to 0.97)."""
 
 Pick = Callable[[TileGraph, HardwareModel], Sequence[Candidate]]
 Predict = Callable[[TileGraph, TilePlan, HardwareModel], Estimate]
@@ -135,7 +136,8 @@ def _estimate(
     outside = graph.io_bytes - weights
     memory_us = outside / (holding_gbps(hw, outside, cores) * 1e3)
     busy_us = (one.latency_us + TASK_CYCLES / hw.clock_ghz / 1e3) * waves
-    if is_shared_out(graph) and part.tasks < EVEN_TASKS * cores:
+    again = weights > hw.own_cache_bytes  # each strip fetches them anew
+    if is_shared_out(graph) and (again or part.tasks < EVEN_TASKS * cores):
         busy_us *= 1 + LATE
     reading_us = weights / (hw.levels[-1].gbps * STREAMED * 1e3)
     latency_us = overlapped_us(overlapped_us(busy_us, memory_us), reading_us)

@@ -97,7 +97,8 @@ def const(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
-def _int(value: int) -> Expr:
+def integer(value: int) -> Expr:
+    """An int32 constant."""
     return tirx.const(value, "int32")
 
 
@@ -141,7 +142,7 @@ def _exp_pieces(x: Expr, sign: int, join: Callable[[Expr, Expr], Expr], bias: in
             return x - n * const(sign * _LN2_HIGH) - n * const(sign * _LN2_LOW)
 
         r = bind(shifted - const(_ROUNDING + bias), rest)
-        return join(bind(r, series), _bits(shifted) << _int(23))
+        return join(bind(r, series), _bits(shifted) << integer(23))
 
     return bind(x * const(sign * _LOG2E) + const(_ROUNDING + bias), reduced)
 
@@ -217,10 +218,10 @@ def log(x: Expr) -> Expr:
 
     def mantissa(bits: Expr, lift: Expr) -> Expr:
         # x = m * 2**e with m in [sqrt(1/2), sqrt(2))
-        shifted = bits - _int(_SQRT_HALF_BITS)
-        exponent = (shifted >> _int(23)).astype("float32") - lift
-        low = shifted & _int(0x7FFFFF)
-        m = tirx.reinterpret("float32", low + _int(_SQRT_HALF_BITS))
+        shifted = bits - integer(_SQRT_HALF_BITS)
+        exponent = (shifted >> integer(23)).astype("float32") - lift
+        low = shifted & integer(0x7FFFFF)
+        m = tirx.reinterpret("float32", low + integer(_SQRT_HALF_BITS))
         return bind(exponent, lambda e: bind(m - const(1.0), lambda r: series(e, r)))
 
     def series(e: Expr, r: Expr) -> Expr:

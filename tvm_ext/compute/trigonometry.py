@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext.compute.maths import bind, const
+from tvm_ext.compute.maths import bind, const, integer
 from tvm_ext.tvm_api import tirx
 
 Expr = Any
@@ -63,9 +63,9 @@ def _turned(x: Expr, quarters: int) -> Expr:
 
     def joined(r: Expr, place: Expr) -> Expr:
         bits = tirx.reinterpret("int32", place)
-        odd = (bits & _int(1)) == _int(1)
+        odd = (bits & integer(1)) == integer(1)
         value = tirx.Select(odd, bind(r * r, _cosine), bind(r * r, lambda s: _sine(r, s)))
-        sign = (bits & _int(2)) << _int(30)
+        sign = (bits & integer(2)) << integer(30)
         return tirx.reinterpret("float32", tirx.reinterpret("int32", value) ^ sign)
 
     return bind(x, inside)
@@ -85,15 +85,11 @@ def _wide(value: float) -> Expr:
     return tirx.const(value, "float64")
 
 
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
 def _rounded(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """`body` of a float64 value rounded to a whole number. TVM would take a sum and a difference of
     one statement for nothing."""
 
-    def whole(shifted: Expr) -> Expr:
+    def taken_off(shifted: Expr) -> Expr:
         return bind(shifted - _wide(_WHOLE_64), body, "float64")
 
-    return bind(value + _wide(_WHOLE_64), whole, "float64")
+    return bind(value + _wide(_WHOLE_64), taken_off, "float64")

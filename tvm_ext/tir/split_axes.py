@@ -103,15 +103,11 @@ def split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV], 
     changed = False
     for node, block in zip(graph.nodes, blocks, strict=True):
         sizes = _blocked_axes(schedule, graph, node, block) if node.kind == kind else {}
-        before = [tirx.Var(axis.name, "int32") for axis in node.axes]
-        after: list[Any] = []
-        for place, index in enumerate(before):
-            size = sizes.get(place)
-            after += [index // size, index % size] if size else [index]
         if not sizes:
             continue
+        every = [sizes.get(place, 0) for place in range(len(node.axes))]
         try:
-            schedule.transform_block_layout(block, tirx.IndexMap(before, after, None))
+            schedule.transform_block_layout(block, _quotients(every))
             changed = True
         except ScheduleError:
             continue
@@ -134,13 +130,18 @@ def split_written(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) 
         all_of_it = all(read.box(readers[0].extents, whole) == whole for read in reads)
         if readers[0].kind != "map" or not plain or not all_of_it:
             continue
-        before = [tirx.Var(f"i{place}", "int32") for place in range(len(sizes))]
-        after: list[Any] = []
-        for var, size in zip(before, sizes, strict=True):
-            after += [var // size, var % size] if size else [var]
-        schedule.transform_layout(block, ("write", 0), tirx.IndexMap(before, after, None))
+        schedule.transform_layout(block, ("write", 0), _quotients(sizes))
         changed = True
     return changed
+
+
+def _quotients(sizes: list[int]) -> Any:
+    """Each index as its quotient and remainder by its size; those of size 0 stay."""
+    before = [tirx.Var(f"i{place}", "int32") for place in range(len(sizes))]
+    after: list[Any] = []
+    for index, size in zip(before, sizes, strict=True):
+        after += [index // size, index % size] if size else [index]
+    return tirx.IndexMap(before, after, None)
 
 
 def _inner_extent(node: TileNode, dim: AffineDim | None) -> int:

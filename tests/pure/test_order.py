@@ -6,7 +6,7 @@ import pytest
 from graphs import conv, depthwise, elementwise, matmul, pool, transpose
 
 from tvm_ext.hardware import get
-from tvm_ext.picker.order import NEAR, loop_order, plain_order, reduce_order
+from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order
 from tvm_ext.tile import Tile, TileGraph
 from tvm_ext.tile.classify import vector_axis
 
@@ -44,7 +44,17 @@ def test_small_weights_are_read_again_for_each_row_and_large_ones_stay() -> None
     near = NEAR * HARDWARE.levels[1].size_bytes
     assert 1024 * 4 * 8 <= near < 1024 * 4 * 32
     assert is_plain(large, 0, a1=8)
-    assert not is_plain(large, 0, a1=32)
+    assert not is_plain(large, 0, a0=64, a1=32)
+
+
+def test_weights_that_a_core_holds_are_read_again_where_it_cannot_hold_the_rows() -> None:
+    """128 KiB of weights, and 3 MiB or 256 KiB of rows."""
+    graph = matmul(729, 1024, 1024, block=32)
+    assert 64 * 4096 < HARDWARE.own_cache_bytes < 729 * 4096
+    assert is_plain(graph, 0, a1=32)
+    assert not is_plain(graph, 0, a0=64, a1=32)
+    assert HELD * HARDWARE.own_cache_bytes < 1024 * 4096
+    assert not is_plain(graph, 0)
 
 
 def test_a_single_row_reads_its_weights_once_in_any_order() -> None:

@@ -279,3 +279,14 @@ def test_a_gather_touches_the_rows_it_takes() -> None:
 def test_a_small_table_is_touched_once() -> None:
     graph = gather(rows=3, columns=16, taken=100)
     assert access_bytes(graph, graph.nodes[0].reads[0], Tile((100, 16))) == 3 * 16 * 4
+
+
+def test_a_line_of_which_each_step_takes_a_part_is_fetched_once() -> None:
+    """16 steps of 4 elements along rows of 64 take the lines that 4 steps of 16 take."""
+    graph = matmul(8, 32, 64, block=32)
+    node = graph.nodes[0]
+    order = (1, 0, 2)
+    short, long = (
+        traffic_bytes(graph, node, Tile((4, 32, step)), order, line_bytes=64) for step in (4, 16)
+    )
+    assert short == long

@@ -10,13 +10,16 @@ from math import prod
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import slides
+from tvm_ext.tile.classify import slides, whole_reduction
 from tvm_ext.tile.footprint import access_bytes
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
 
 NEAR = 1.5
 """Weights of up to so many first levels are read again for each row. 56 x 56 points of 64 to 256
 channels, 64 KiB: 1.06 times faster; 27 x 27 of 32 to 128, 8 KiB: 1.4 times; beyond, nothing."""
+
+HELD = 0.5
+"""Part of a core's own caches that weights may fill to be read again for each row."""
 
 FEW = 8
 """Channels of a first layer, whose taps LLVM sees unrolled (3 to 32 channels of 112 x 112 by 3 x 3:
@@ -70,11 +73,13 @@ def _read_in_vectors(graph: TileGraph, node: TileNode, vector: int | None) -> li
 def _are_near(
     graph: TileGraph, node: TileNode, weights: list[Access], core: Tile, hw: HardwareModel
 ) -> bool:
-    """Whether the weights of a core tile are small, and it has several rows to go over them."""
-    whole = [
-        axis.extent if axis.kind == "reduce" else size
-        for axis, size in zip(node.axes, core.extents, strict=True)
-    ]
-    held = sum(access_bytes(graph, read, Tile(tuple(whole))) for read in weights)
+    """Whether the weights of a core tile are small, and it has several rows to go over them, or
+    they are what a core's own caches hold, and the rest is not."""
+    whole = whole_reduction(node, core)
+    held = sum(access_bytes(graph, read, whole) for read in weights)
     rows = [axis for axis in node.space if not any(read.uses(axis) for read in weights)]
-    return held <= NEAR * hw.levels[1].size_bytes and prod(whole[axis] for axis in rows) > 1
+    if prod(whole.extents[axis] for axis in rows) <= 1:
+        return False
+    others = sum(access_bytes(graph, read, whole) for read in node.reads if read not in weights)
+    kept = held <= HELD * hw.own_cache_bytes < others
+    return held <= NEAR * hw.levels[1].size_bytes or kept

@@ -48,6 +48,9 @@ class Nest:
             [access_bytes(graph, access, tile, line_bytes) for tile in self._tiles]
             for access in self._accesses
         ]
+        self._runs = [
+            [access_bytes(graph, access, tile) for tile in self._tiles] for access in self._accesses
+        ]
         self._held = [sum(sizes) for sizes in zip(*self._sizes, strict=True)]
         self._rooms = list(self._sizes)
         vector = vector_axis(node)
@@ -68,21 +71,26 @@ class Nest:
         rows that crowd few of the level's sets.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
-        is fetched again, except where the loops right outside it leave an access in place. Crowded
-        rows fit as if they were as many times larger.
+        is fetched again, except where the loops right outside it leave an access in place. A line
+        of which one step takes a part is still there for the next. Crowded rows fit as if they
+        were as many times larger.
         """
         total, crowded = 0.0, 0.0
         fits = self._depth(self._held, capacity_bytes)
-        for access, sizes, rooms in zip(self._accesses, self._sizes, self._rooms, strict=True):
+        parts = (self._accesses, self._sizes, self._runs, self._rooms)
+        for access, sizes, runs, rooms in zip(*parts, strict=True):
             depth = max(fits, self._depth(rooms, capacity_bytes))
-            loads, still = 1, True
-            for axis in reversed(self._loops[:depth]):
-                if still and not access.uses(axis):
-                    continue
-                still = False
-                loads *= self._counts[axis]
-            total += loads * sizes[depth]
-            crowded += loads * sizes[depth] if rooms[depth] > sizes[depth] else 0.0
+            outside = depth
+            while outside and not access.uses(self._loops[outside - 1]):
+                outside -= 1
+            fetched = float(sizes[depth])
+            if outside:
+                steps = self._counts[self._loops[outside - 1]]
+                whole = max(sizes[outside - 1], steps * runs[depth])
+                fetched = min(steps * sizes[depth], whole)
+            fetched *= prod(self._counts[axis] for axis in self._loops[: max(0, outside - 1)])
+            total += fetched
+            crowded += fetched if rooms[depth] > sizes[depth] else 0.0
         return total, crowded
 
     def _depth(self, rooms: list[int], capacity_bytes: float) -> int:

@@ -110,8 +110,8 @@ def first_of_parallel(loop: Any) -> Any:
 
 
 def test_what_is_merged_has_a_plan_by_strips() -> None:
-    """The nearest of 512 codes for each of 1024 vectors: a product and the least of its rows. Planned
-    for a machine of the catalogue: on some hosts two kernels are faster."""
+    """The nearest of 512 codes for each of 1024 vectors: a product and the least of its rows.
+    Planned for a machine of the catalogue: on some hosts two kernels are faster."""
     rng = np.random.default_rng(0)
     codes = rng.standard_normal((512, 64), dtype="float32")
     x = rng.standard_normal((1024, 64), dtype="float32")

@@ -27,15 +27,13 @@ class Nest:
     def __init__(
         self, graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, line_bytes: int
     ) -> None:
+        self._graph = graph
         self._accesses = (*node.reads, node.write)
         register = plan.at("register").extents
         space, reduce = set(node.space), set(node.reduce)
         order = [axis for axis in plan.order if axis in space]
         order += [axis for axis in plan.order if axis in reduce]
-        full = [
-            axis.extent if axis.kind == "reduce" else core.extents[place]
-            for place, axis in enumerate(node.axes)
-        ]
+        full = whole_reduction(node, core).extents
         self._counts = {axis: -(-full[axis] // register[axis]) for axis in order}
         self._loops = [axis for axis in order if self._counts[axis] > 1]
         self._tiles = [Tile(register)]
@@ -47,9 +45,6 @@ class Nest:
         self._sizes = [
             [access_bytes(graph, access, tile, line_bytes) for tile in self._tiles]
             for access in self._accesses
-        ]
-        self._runs = [
-            [access_bytes(graph, access, tile) for tile in self._tiles] for access in self._accesses
         ]
         self._held = [sum(sizes) for sizes in zip(*self._sizes, strict=True)]
         self._rooms = list(self._sizes)
@@ -77,18 +72,17 @@ class Nest:
         """
         total, crowded = 0.0, 0.0
         fits = self._depth(self._held, capacity_bytes)
-        parts = (self._accesses, self._sizes, self._runs, self._rooms)
-        for access, sizes, runs, rooms in zip(*parts, strict=True):
+        for access, sizes, rooms in zip(self._accesses, self._sizes, self._rooms, strict=True):
             depth = max(fits, self._depth(rooms, capacity_bytes))
             outside = depth
             while outside and not access.uses(self._loops[outside - 1]):
                 outside -= 1
-            fetched = float(sizes[depth])
+            fetched = sizes[depth]
             if outside:
-                steps = self._counts[self._loops[outside - 1]]
-                whole = max(sizes[outside - 1], steps * runs[depth])
-                fetched = min(steps * sizes[depth], whole)
-            fetched *= prod(self._counts[axis] for axis in self._loops[: max(0, outside - 1)])
+                *further, steps = (self._counts[loop] for loop in self._loops[:outside])
+                exact = access_bytes(self._graph, access, self._tiles[depth])
+                fetched = min(steps * fetched, max(sizes[outside - 1], steps * exact))
+                fetched *= prod(further)
             total += fetched
             crowded += fetched if rooms[depth] > sizes[depth] else 0.0
         return total, crowded

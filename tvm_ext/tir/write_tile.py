@@ -30,7 +30,7 @@ from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tir.grains import with_grains
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import COSTLY_FLOPS, Prepared
 from tvm_ext.tir.read import sources
 from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
 from tvm_ext.tir.transpose import mark_square
@@ -38,8 +38,6 @@ from tvm_ext.tvm_api import SBlockRV, Schedule
 
 INTERLEAVED = (4, 2)
 """Vectors of one body of a map, the first choice that leaves no tail."""
-LONG_CHAIN_FLOPS = 10
-"""Arithmetic of an epilogue from which on it holds a special function."""
 
 
 def write_tile(prepared: Prepared, plan: TilePlan) -> None:
@@ -154,8 +152,9 @@ def register_epilogue(
     extent = int(schedule.get(loops[-1]).extent)
     if lanes > 1 and extent % lanes == 0:
         *rest, last = loops
-        waits = node is not None and node.flops_per_point >= LONG_CHAIN_FLOPS
-        chunk, lane = schedule.split(last, [None, interleaved(extent, lanes) if waits else lanes])
+        waits = node is not None and node.flops_per_point >= COSTLY_FLOPS
+        width = interleaved(extent, lanes) if waits else lanes
+        chunk, lane = schedule.split(last, [None, width])
         schedule.vectorize(lane)
         loops = [*rest, chunk]
     for loop in loops:

@@ -19,8 +19,8 @@ NEAR = 1.5
 channels, 64 KiB: 1.06 times faster; 27 x 27 of 32 to 128, 8 KiB: 1.4 times; beyond, nothing."""
 
 HELD = 0.5
-"""Part of a core's own caches that weights may fill to be read again for each row, where the rows
-have no room there (3136 rows of 256 by 160: 1.14 times faster)."""
+"""Part of a core's own caches that counts as room: weights that have it are read again for each row
+where the rows have not (3136 rows of 256 by 160: 1.14 times faster)."""
 
 FEW = 8
 """Channels of a first layer, whose taps LLVM sees unrolled (3 to 32 channels of 112 x 112 by 3 x 3:
@@ -76,12 +76,12 @@ def _are_read_again(
     graph: TileGraph, node: TileNode, weights: list[Access], core: Tile, hw: HardwareModel
 ) -> bool:
     """Whether several rows of a core tile go over its weights, and those are small, or a core's own
-    caches hold them but not the rows."""
+    caches have room for them but not for the rows."""
     whole = whole_reduction(node, core)
     held = sum(access_bytes(graph, read, whole) for read in weights)
     rows = [axis for axis in node.space if not any(read.uses(axis) for read in weights)]
     if prod(whole.extents[axis] for axis in rows) <= 1:
         return False
     others = sum(access_bytes(graph, read, whole) for read in node.reads if read not in weights)
-    near = held <= NEAR * hw.levels[1].size_bytes
-    return near or (held <= HELD * hw.own_cache_bytes and others > hw.own_cache_bytes)
+    room = HELD * hw.own_cache_bytes
+    return held <= NEAR * hw.levels[1].size_bytes or held <= room < others

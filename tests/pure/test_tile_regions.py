@@ -281,7 +281,7 @@ def test_a_small_table_is_touched_once() -> None:
     assert access_bytes(graph, graph.nodes[0].reads[0], Tile((100, 16))) == 3 * 16 * 4
 
 
-def test_a_line_of_which_each_step_takes_a_part_is_fetched_once() -> None:
+def test_a_line_of_which_each_step_of_a_reduction_takes_a_part_is_fetched_once() -> None:
     """16 steps of 4 elements along rows of 64 take the lines that 4 steps of 16 take."""
     graph = matmul(8, 32, 64, block=32)
     node = graph.nodes[0]
@@ -290,3 +290,13 @@ def test_a_line_of_which_each_step_takes_a_part_is_fetched_once() -> None:
         traffic_bytes(graph, node, Tile((4, 32, step)), order, line_bytes=64) for step in (4, 16)
     )
     assert short == long
+
+
+def test_a_line_of_which_each_tile_of_a_map_takes_a_part_is_fetched_for_each() -> None:
+    graph = elementwise(1, 8, 8, 64)
+    node = graph.nodes[0]
+    half, whole = (
+        traffic_bytes(graph, node, Tile((1, 1, 4, width)), (0, 1, 2, 3), line_bytes=64)
+        for width in (8, 16)
+    )
+    assert half == 2 * whole

@@ -28,6 +28,7 @@ class Nest:
         self, graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, line_bytes: int
     ) -> None:
         self._graph = graph
+        self._reduce = node.reduce
         self._accesses = (*node.reads, node.write)
         register = plan.at("register").extents
         space, reduce = set(node.space), set(node.reduce)
@@ -67,8 +68,9 @@ class Nest:
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
         is fetched again, except where the loops right outside it leave an access in place. A line
-        of which one step takes a part is still there for the next. Crowded rows fit as if they
-        were as many times larger.
+        of which one step of a reduction takes a part is still there for the next; on other axes it
+        may be gone (maps of 256 channels by 8 instead of 16: 220 → 413 us). Crowded rows fit as if
+        they were as many times larger.
         """
         total, crowded = 0.0, 0.0
         fits = self._depth(self._held, capacity_bytes)
@@ -77,12 +79,12 @@ class Nest:
             outside = depth
             while outside and not access.uses(self._loops[outside - 1]):
                 outside -= 1
-            fetched = sizes[depth]
-            if outside:
-                *further, steps = (self._counts[loop] for loop in self._loops[:outside])
-                exact = access_bytes(self._graph, access, self._tiles[depth])
-                fetched = min(steps * fetched, max(sizes[outside - 1], steps * exact))
-                fetched *= prod(further)
+            loads = prod(self._counts[axis] for axis in self._loops[:outside])
+            fetched = loads * sizes[depth]
+            if outside and self._loops[outside - 1] in self._reduce:
+                steps = self._counts[self._loops[outside - 1]]
+                exact = steps * access_bytes(self._graph, access, self._tiles[depth])
+                fetched = min(fetched, loads // steps * max(sizes[outside - 1], exact))
             total += fetched
             crowded += fetched if rooms[depth] > sizes[depth] else 0.0
         return total, crowded

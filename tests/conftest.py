@@ -28,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files under tests/golden"
     )
+    parser.addoption(
+        "--random-graphs", type=int, default=24, metavar="N", help="graphs of test_random_graphs.py"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "random_graph" in metafunc.fixturenames:
+        metafunc.parametrize("random_graph", range(metafunc.config.getoption("--random-graphs")))
 
 
 @pytest.fixture

@@ -128,6 +128,12 @@ def opaque(condition: Any) -> Any:
     return Call("tirx.reinterpret", [condition], ret_ty=condition.ty)
 
 
+def with_own_names(func: PrimFunc) -> PrimFunc:
+    """The function with no variable bound twice, as an expression inlined into two places is: TVM
+    takes no such function into a schedule."""
+    return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]
+
+
 def schedule_of(func: PrimFunc) -> Schedule:
     """A schedule over one PrimFunc, without the self-checks that make it five times slower."""
     return Schedule(func, debug_mask="none")

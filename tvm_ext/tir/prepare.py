@@ -28,6 +28,7 @@ from tvm_ext.tvm_api import (
     ScheduleError,
     schedule_of,
     with_narrow_indices,
+    with_own_names,
 )
 
 
@@ -157,7 +158,7 @@ def _prepared(func: PrimFunc) -> Prepared | None:
         joined = read_schedule(schedule, func)
         graph = merge_indices(joined) if joined else None
     elif graph is not None and split_blocked(schedule, graph, blocks, "map"):
-        schedule = schedule_of(with_simple_quotients(schedule.mod["main"]))
+        schedule = schedule_of(with_own_names(with_simple_quotients(schedule.mod["main"])))
         graph = read_schedule(schedule, schedule.mod["main"])
     if graph is None:
         return None

@@ -33,11 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "random_graph" in metafunc.fixturenames:
-        metafunc.parametrize("random_graph", range(metafunc.config.getoption("--random-graphs")))
-
-
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be rewritten rather than compared with."""

@@ -16,7 +16,7 @@ from tvm_ext.tvm_api import IRModule, constant, relax
 op = relax.op
 EXTENTS = (1, 2, 3, 7, 16, 33, 64, 96, 257)
 LARGEST = 1 << 17
-"""Elements of a tensor at most."""
+"""Elements of a tensor at most, if the input has no more."""
 ROUNDING = 2e-6
 """What one operator may be off by, relative to what it adds up: vector maths keep within 1e-6."""
 Array = np.ndarray
@@ -63,8 +63,19 @@ class RandomGraph:
         self.param = relax.Var("x", relax.TensorType(shape, "float32"))
         self.known = [Tensor(self.param, self.x.astype("float64"), np.zeros(shape))]
         self.steps = (
-            *(self.unary, self.binary, self.binary, self.weight, self.reduce, self.softmax),
-            *(self.matmul, self.permute, self.reshape, self.cut, self.join, self.pad, self.repeat),
+            self.unary,
+            self.binary,
+            self.binary,
+            self.weight,
+            self.reduce,
+            self.softmax,
+            self.matmul,
+            self.permute,
+            self.reshape,
+            self.cut,
+            self.join,
+            self.pad,
+            self.repeat,
         )
 
     def module(self, steps: int) -> tuple[IRModule, list[Tensor]]:
@@ -88,7 +99,7 @@ class RandomGraph:
 
     def put(self, call: Any, exact: Array, error: Array) -> None:
         """One more tensor, unless it is too large."""
-        if exact.size <= LARGEST:
+        if exact.size <= max(LARGEST, self.x.size):
             self.known.append(Tensor(self.builder.emit(call), exact, error))
 
     def move(self, one: Tensor, call: Any, how: Callable[[Array], Array]) -> None:
@@ -130,7 +141,8 @@ class RandomGraph:
         keep = bool(self.rng.random() < 0.7) or len(axes) == rank
         at = {"axis": tuple(axes), "keepdims": keep}
         value = exact(one.exact, **at)
-        error = np.max(one.error, **at) + ROUNDING * np.mean(np.abs(one.exact), **at)
+        carried = np.mean if make is op.mean else np.max
+        error = carried(one.error, **at) + ROUNDING * np.mean(np.abs(one.exact), **at)
         self.put(make(one.var, axes, keep), value, error + ROUNDING * np.abs(value))
 
     def softmax(self) -> None:
@@ -185,13 +197,12 @@ class RandomGraph:
         one = self.any()
         axis = int(self.rng.integers(one.exact.ndim))
 
-        def alongside(other: Tensor) -> bool:
-            sides = [list(t.exact.shape) for t in (one, other)]
-            return len(sides[0]) == len(sides[1]) and all(
-                a == b for i, (a, b) in enumerate(zip(*sides, strict=True)) if i != axis
-            )
+        def rest(tensor: Tensor) -> tuple[Any, ...]:
+            """What must agree: the rank, and the extents of the other axes."""
+            shape = tensor.exact.shape
+            return len(shape), shape[:axis], shape[axis + 1 :]
 
-        both = one, self.any(alongside)
+        both = one, self.any(lambda other: rest(other) == rest(one))
         exact = np.concatenate([t.exact for t in both], axis)
         error = np.concatenate([t.error for t in both], axis)
         self.put(op.concat([t.var for t in both], axis), exact, error)

@@ -56,22 +56,23 @@ def write_parted_rows(
     row = None
     if rows and loops:
         row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
+    # Before any loop is cut into vectors: TVM counts the lanes beyond a tail as elements that are
+    # read, and of a producer of y[3 * i + j] computes j < 2 only (8 elements of rows of 6).
+    for stage in (plan.anchor, *reversed(attached)) if row is not None else ():
+        whole = [prepared.blocks[stage]] if stage != plan.anchor else []
+        for moved in (*whole, *reversed(partial[stage])):
+            schedule.compute_at(moved, row, preserve_unit_loops=True)
     if node.kind == "map" and len(loops) > rows:
         lanes = interleaved(node.extents[-1], plan.lanes)
         vectorise_last(schedule, loops[-1], lanes, hint=is_affine(node))
     zeroed = []
     for stage in (plan.anchor, *reversed(attached)):
         own = prepared.graph.nodes[stage]
-        if stage != plan.anchor:
-            if row is not None:
-                schedule.compute_at(prepared.blocks[stage], row, preserve_unit_loops=True)
-            inner = schedule.get_loops(prepared.blocks[stage])
-            if own.kind == "map" and inner:
-                lanes = interleaved(own.extents[-1], plan.lanes)
-                vectorise_last(schedule, inner[-1], lanes, hint=is_affine(own))
+        inner = schedule.get_loops(prepared.blocks[stage])
+        if stage != plan.anchor and own.kind == "map" and inner:
+            lanes = interleaved(own.extents[-1], plan.lanes)
+            vectorise_last(schedule, inner[-1], lanes, hint=is_affine(own))
         for part in reversed(partial[stage]):
-            if row is not None:
-                schedule.compute_at(part, row, preserve_unit_loops=True)
             zeroed.append(vectorise_partial(prepared, part, plan.lanes, row is not None))
     if plan.parallel and row is not None:
         schedule.parallel(row)

@@ -221,6 +221,9 @@ def _bounded(
     op = node.op
     if op == "Mul":
         return _multiply(args[0], args[1], unit)
+    if op == "Add" and any(arg.op == "const" and _rounds(arg) for arg in node.args):
+        own = numpy_dtype(node.dtype)
+        return _through(lambda a, b: np.add(a, b).astype(own).astype(np.float64), args, 0.0)
     if op in _LINEAR:
         spreads = [spread for spread in (arg.spread() for arg in args) if spread is not None]
         return Value(function(args[0].x, args[1].x), unit, sum(spreads) if spreads else None)
@@ -244,6 +247,14 @@ def _bounded(
         slack = ZERO_CROSSING_UNITS * unit
         return value._replace(err=slack if value.err is None else value.err + slack)
     return _through(function, args, 0.0)
+
+
+def _rounds(constant: Node) -> bool:
+    """Whether a constant's last place is 1: of what is added to it the fraction is rounded off, on
+    purpose (exp by powers of two), and a sum that keeps it is another number."""
+    if constant.dtype not in ("float32", "float64"):
+        return False
+    return 1.0 <= float(constant.data) * float(np.finfo(constant.dtype).eps) < 2.0
 
 
 def _multiply(a: Value, b: Value, unit: float) -> Value:

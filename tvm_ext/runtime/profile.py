@@ -2,6 +2,10 @@
 
 A kernel that is timed alone, again and again, finds its weights in cache. Here the VM tells of
 every call it makes, before and after, and the clock is read at both.
+
+What is timed follows a run of the same machine that is not. Machines have activations of their own:
+run in turn, each found the other's in the caches (MobileNetV2: 2018 us instead of 1434, its widest
+kernel 173 instead of 92).
 """
 
 from __future__ import annotations
@@ -61,9 +65,11 @@ def profile(
     rounds: list[dict[str, list[float]]] = []
     peaks: list[float] = []
     for _ in range(WARM_UPS + runs):
+        plain["main"](*tensors)
         latencies.append(_seconds(plain["main"], tensors))
         if read_peak is not None:
             peaks.append(read_peak())
+        clocked["main"](*tensors)
         marks.clear()
         whole.append(_seconds(clocked["main"], tensors))
         rounds.append(by_name(marks))

@@ -99,6 +99,18 @@ def test_half_a_panel_is_not_asked_for() -> None:
     assert not requests(write(product(), plan_of((6, 16, 4))))
 
 
+def test_a_shorter_last_core_tile_is_asked_for_as_well() -> None:
+    """A branch leaves out its register tiles that do not exist; what is inside asks all the same
+    (64 rows by 50257 columns in two core tiles: 10.8 ms, with requests 9.7)."""
+    plan = plan_of((6, 32, 4))
+    cores = (LevelTile("core", Tile((ROWS, 64, INNER))), *plan.tiles[1:])
+    func = write(product(), replace(plan, tiles=cores, parallel=1))
+    branches: list[Any] = []
+    structural_walk(func.body, (tirx.IfThenElse, branches.append))
+    assert branches
+    assert len(requests(func)) == 2
+
+
 def test_a_plan_decides() -> None:
     assert not requests(write(product(), plan_of((6, 32, 4), prefetch=False)))
 

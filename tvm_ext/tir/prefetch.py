@@ -68,6 +68,8 @@ def _reductions(statement: Any, loops: list[Any]) -> Iterator[tuple[list[Any], A
     elif kind == "SeqStmt":
         for part in statement.seq:
             yield from _reductions(part, loops)
+    elif kind == "IfThenElse":  # around register tiles beyond a shorter last core tile
+        yield from _reductions(statement.then_case, loops)
     elif kind == "SBlockRealize":
         block = statement.block
         if sums_up(block):

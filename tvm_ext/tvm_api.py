@@ -7,6 +7,7 @@ types. When the next rename comes, this file changes and no other does.
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -108,12 +109,10 @@ def sums_up(block: Any) -> bool:
     return any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
 
 
-def prefetch_line(buffer: Any, position: Any) -> Any:
-    """A statement that asks for the cache line at a flat position of a buffer, to be kept in L2.
-    The position may lie outside: a request for no memory is ignored."""
-    inner = [tirx.const(0, "int32")] * (len(buffer.shape) - 1)
-    element = tirx.BufferLoad(buffer, [*inner, position])
-    address = tirx.call_intrin("handle", "tirx.address_of", element)
+def prefetch_line(buffer: Any, indices: Sequence[Any]) -> Any:
+    """A statement that asks for the cache line of an element of a buffer, to be kept in L2. The
+    element may lie outside: a request for no memory is ignored."""
+    address = tirx.call_intrin("handle", "tirx.address_of", tirx.BufferLoad(buffer, list(indices)))
     read, l2, data = (tirx.const(value, "int32") for value in (0, 2, 1))
     call = tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, read, l2, data)
     return tirx.Evaluate(call)

@@ -43,6 +43,9 @@ _SPACE = (2, 3, 4)
 _CHANNELS = 5
 CUT_ROWS = 2
 """Rows of tiles of a core tile that is narrower than the image."""
+AHEAD = 12
+"""Plans of which it is also tried to ask for the next task's data ahead, where a core's own caches
+do not hold all of it: from the last one it comes sooner as well (ResNet-18 1.02, VGG-19 1.02)."""
 
 
 def chain_plans(
@@ -105,10 +108,12 @@ class _Work(NamedTuple):
 
 class _Phases(NamedTuple):
     """Nanoseconds that the busiest core's traffic takes, beside the product and beside the
-    transforms; cycles of the transforms; what launches and handing data over add."""
+    transforms: within its caches, and with what lies outside; cycles of the transforms; what
+    launches and handing data over add."""
 
     product_ns: float
     transforms_ns: float
+    outside_ns: float
     transforms_cycles: float
     launch_us: float
 
@@ -127,18 +132,20 @@ def chain_estimate(
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
     work = _work(graph, chain, plan.lanes)
+    cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
     if inside:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
         phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
+    if plan.ahead:
+        phases = _with_ahead(phases)
     element_bytes = graph.tensors[product.write.tensor].dtype_bytes
     near_ns = waves * blocks * _first_level_ns(core, register, element_bytes, hw)
-    cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
     latency_us, compute_us, memory_us = phases.launch_us, 0.0, 0.0
     for phase_cycles, phase_ns in (
         (cycles, max(phases.product_ns, near_ns)),
-        (phases.transforms_cycles, phases.transforms_ns),
+        (phases.transforms_cycles, phases.transforms_ns + phases.outside_ns),
     ):
         busy_us, wait_us = phase_cycles / hw.clock_ghz / 1e3, phase_ns / 1e3
         latency_us += overlapped_us(busy_us, wait_us)
@@ -178,7 +185,8 @@ def _inside(
     data, outside_ns = work.data * part, work.outside / again * part / beyond
     return _Phases(
         product_ns=waves * (weight / far + data * blocks / near + results / filled),
-        transforms_ns=waves * ((data + results) / filled + outside_ns),
+        transforms_ns=waves * (data + results) / filled,
+        outside_ns=waves * outside_ns,
         transforms_cycles=(work.before + work.after / again) * waves * part / hw.fma_per_cycle,
         launch_us=hw.launch_us,
     )
@@ -191,10 +199,16 @@ def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
     rate, filled = holding_gbps(hw, held, cores), written_gbps(hw, held, cores)
     return _Phases(
         product_ns=work.data / rate + work.results / filled,
-        transforms_ns=work.data / filled + (work.results + work.outside) / rate,
+        transforms_ns=work.data / filled + work.results / rate,
+        outside_ns=work.outside / rate,
         transforms_cycles=(work.before + work.after) / cores / hw.fma_per_cycle,
         launch_us=3 * hw.launch_us + handed_on_us(through, cores, hw),
     )
+
+
+def _with_ahead(phases: _Phases) -> _Phases:
+    """What lies outside arrives during the product, which uses other levels meanwhile."""
+    return phases._replace(product_ns=max(phases.product_ns, phases.outside_ns), outside_ns=0.0)
 
 
 def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: HardwareModel) -> float:
@@ -229,4 +243,12 @@ def rank_chains(
     if hw.cores == 1:
         plans = (msgspec.structs.replace(plan, parallel=0) for plan in plans)
     scored = [(plan, chain_estimate(graph, chain, plan, hw)) for plan in plans]
-    return sorted(scored, key=lambda entry: entry[1].latency_us)
+    scored.sort(key=lambda entry: entry[1].latency_us)
+    work = _work(graph, chain, lanes)
+    if work.outside > hw.own_cache_bytes * hw.cores:
+        for plan, _ in scored[:AHEAD]:
+            if plan.parallel and plan.attach[0].level == "core":
+                asking = msgspec.structs.replace(plan, ahead=True)
+                scored.append((asking, chain_estimate(graph, chain, asking, hw)))
+        scored.sort(key=lambda entry: entry[1].latency_us)
+    return scored

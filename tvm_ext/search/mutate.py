@@ -5,7 +5,7 @@ order             two axes of one kind change places
 parallel          a core tile grows or shrinks to another number of tasks
 unroll            another number of iterations in one loop body
 compute location  a stage before the anchor moves to another level
-switches          lanes, prefetch, operands copied side by side
+switches          lanes, prefetch, ahead, operands copied side by side
 """
 
 from __future__ import annotations
@@ -164,9 +164,11 @@ def _lanes(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Rand
 
 
 def _switches(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    """Asking for panels ahead, or copying operands side by side, or neither."""
+    """Panels or a task's data asked for ahead, operands copied side by side, or nothing."""
     if packed_reads(node) and source.random() < 0.5:
         return msgspec.structs.replace(plan, prefetch=not plan.prefetch)
+    if plan.rule == "chain":
+        return msgspec.structs.replace(plan, ahead=not plan.ahead)
     if plan.rule != "tile":
         return plan
     reads = stageable(graph, node, plan.at("core"), plan.at("register"))

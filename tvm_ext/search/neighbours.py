@@ -64,13 +64,16 @@ def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[Til
 
 
 def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Half the lanes, or one core instead of all (and back), or panels asked for ahead (or not)."""
+    """Half the lanes, or one core instead of all (and back), or panels or tasks' data asked for
+    ahead (or not)."""
     if plan.lanes > 4:
         yield msgspec.structs.replace(plan, lanes=plan.lanes // 2)
     if plan.rule not in ("tile", "chain"):
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
     elif packed_reads(node):
         yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)
+        if plan.rule == "chain":
+            yield msgspec.structs.replace(plan, ahead=not plan.ahead)
 
 
 def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:

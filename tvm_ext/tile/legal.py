@@ -52,13 +52,15 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
 
     Reasons: `rule` (unknown), `anchor` (a stage that does not exist), `level` (a missing tile),
     `extent` (a tile of another operator), `gaps` (a tile that writes no box), `lanes` (counts that
-    mean nothing), and those of the rule: `divide`, `tail`, `order`, `unroll`, `staged`, `space`,
-    `structure`, `attach`, `rows`, `split`, `flat`.
+    mean nothing), `ahead` (a rule without tasks to ask for), and those of the rule: `divide`,
+    `tail`, `order`, `unroll`, `staged`, `space`, `structure`, `attach`, `rows`, `split`, `flat`.
     """
     if plan.rule not in LEVELS:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
+    if plan.ahead and plan.rule != "chain":
+        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task to ask for, chain has")
     count = len(graph.nodes)
     for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
         if not 0 <= stage < count:
@@ -159,6 +161,8 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     if min(lanes_in, lanes_out) < CHAIN_LANES:
         raise PlanError("lanes", f"plan: vectors of {lanes_in} and {lanes_out} channels")
     if levels == {"root"}:
+        if plan.ahead:
+            raise PlanError("ahead", "plan: rule chain with stages at root has no tasks to ask for")
         return chain
     core = plan.at("core").extents
     if core[:2] != product.extents[:2]:

@@ -50,6 +50,8 @@ class TilePlan(msgspec.Struct, frozen=True):
               first; of attention, 0 are the keys and 1 the values
     also      plans of further stages of the same kernel, where several are worth tiling (`cut`); of
               `strips` those of all pieces of a strip
+    ahead     of `chain`, whether steps of the product ask for what the next task transforms and for
+              the places of this one's results
     """
 
     rule: str
@@ -64,6 +66,7 @@ class TilePlan(msgspec.Struct, frozen=True):
     prefetch: bool = False
     staged: tuple[int, ...] = ()
     also: tuple[TilePlan, ...] = ()
+    ahead: bool = False
 
     def at(self, level: str) -> Tile:
         """The anchor's tile at `level`; KeyError if the plan has none there."""

@@ -17,6 +17,8 @@ def show_plan(plan: TilePlan) -> str:
         parts.append(f"unroll{plan.unroll}")
     if plan.prefetch:
         parts.append("prefetch")
+    if plan.ahead:
+        parts.append("ahead")
     parts += [f"in{read}@core" for read in plan.staged]
     own = " ".join(part for part in (*parts, attach) if part)
     return " | ".join((own, *map(show_plan, plan.also)))

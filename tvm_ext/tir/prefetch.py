@@ -114,8 +114,9 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
             [loop.loop_var for loop in (*passes, *sweep)],
             [loop.extent for loop in (*passes, *sweep)],
         )
+        inner = [tirx.const(0, "int32")] * (len(load.source.shape) - 1)
         return sweep[-1].loop_var, [
-            prefetch_line(load.source, first + (visit * lines + place) * line)
+            prefetch_line(load.source, [*inner, first + (visit * lines + place) * line])
             for place in range(lines)
         ]
     return None

@@ -1,0 +1,184 @@
+"""Asking for a chain's next task: which lines, once each, none of others, and that results stay."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from this_host import skip_unless_it_runs
+
+from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
+from tvm_ext.errors import PlanError
+from tvm_ext.hardware import resolve
+from tvm_ext.measure.build import Built, build
+from tvm_ext.picker import pick
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tir import prepare, write
+from tvm_ext.tvm_api import (
+    Analyzer,
+    Call,
+    PrimFunc,
+    Target,
+    structural_walk,
+    substitute,
+    te,
+    tirx,
+    tvm,
+    variables,
+)
+
+LANES = 16
+LINE = 16  # floats
+SIDE, INNER, OUTER = 32, 32, 64  # a picture of 8 x 8 tiles
+
+
+def program(side: int = SIDE) -> PrimFunc:
+    """F(4x4) of `side` x `side` x 32 to 64 channels, and a residual that is added."""
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, INNER, OUTER)
+    x = te.placeholder((1, side, side, INNER), "float32", "x")
+    w = te.placeholder(packed_shape(geometry, LANES, 4), "float32", "w")
+    residual = te.placeholder((1, side, side, OUTER), "float32", "residual")
+    y = winograd(x, w, geometry, 4)
+    z = te.compute(y.shape, lambda *at: y[at] + residual[at], name="sum")
+    return te.create_prim_func([x, w, residual, z])
+
+
+def plan_of(func: PrimFunc, rows: int, columns: int, channels: int, order: int = 2) -> TilePlan:
+    """A plan with all stages inside tasks of so many tiles, that asks ahead."""
+    prepared = prepare(func)
+    assert prepared is not None
+    found = next(
+        plan
+        for candidate in pick(prepared.graph, resolve("cpu/x86-avx512"), 1000)
+        if (plan := candidate.plan).attach[0].level == "core" and plan.order[0] == order
+    )
+    core = (*found.at("core").extents[:3], rows, columns, channels, INNER)
+    register = (1, 1, 1, 1, 4, 32, 4)
+    tiles = (LevelTile("core", Tile(core)), LevelTile("register", Tile(register)))
+    return replace(found, tiles=tiles, prefetch=False, ahead=True)
+
+
+def asked(func: PrimFunc, task: int) -> dict[str, list[tuple[int, ...]]]:
+    """The elements whose lines a task asks for, in order, by tensor."""
+    loads: list[Any] = []
+    loops: dict[str, int] = {}
+    task_name: list[str] = []
+
+    def visit(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.address_of":
+            loads.append(call.args[0])
+
+    def enter(loop: Any) -> None:
+        if loop.kind == tirx.ForKind.PARALLEL:
+            task_name.append(str(loop.loop_var.name))
+        loops[str(loop.loop_var.name)] = int(loop.extent)
+
+    structural_walk(func.body, (Call, visit))
+    structural_walk(func.body, (tirx.For, enter))
+    analyzer = Analyzer()
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for load in loads:
+        used = {str(var.name): var for index in load.indices for var in variables(index)}
+        steps = [name for name in used if name not in task_name]
+        for values in product(*(range(loops[name]) for name in steps)):
+            at = dict(zip(steps, values, strict=True)) | dict.fromkeys(task_name, task)
+            known = {used[name]: tirx.const(at[name], "int32") for name in used}
+            element = tuple(
+                int(analyzer.simplify(substitute(index, known))) for index in load.indices
+            )
+            found.setdefault(str(load.source.name), []).append(element)
+    return found
+
+
+def rows_of(elements: list[tuple[int, ...]], width: int) -> dict[int, set[tuple[int, int]]]:
+    """Of every row of a picture the points and lines that are asked for: a point beyond its row is
+    one of the next."""
+    rows: dict[int, set[tuple[int, int]]] = {}
+    for _, row, point, channel in elements:
+        rows.setdefault(row + point // width, set()).add((point % width, channel // LINE))
+    return rows
+
+
+def test_whole_rows_of_the_next_task_and_of_this_ones_results() -> None:
+    func = write(program(), plan_of(program(), 1, 8, OUTER))
+    found = asked(func, 2)
+    assert found.keys() == {"x", "residual", "sum"}
+    everything = set(product(range(SIDE), range(INNER // LINE)))
+    # task 3 transforms rows 11 to 16, and a point beside each of them
+    taken = rows_of(found["x"], SIDE)
+    assert all(taken[row] == everything for row in range(12, 17))
+    assert set(taken) <= set(range(10, 19))
+    everything = set(product(range(SIDE), range(OUTER // LINE)))
+    for name in ("residual", "sum"):  # task 2 writes rows 8 to 11
+        assert rows_of(found[name], SIDE) == dict.fromkeys(range(8, 12), everything)
+
+
+def test_parts_of_rows() -> None:
+    func = write(program(), plan_of(program(), 2, 4, OUTER))
+    found = asked(func, 0)
+    # task 1 has the right half of the first two rows of tiles
+    points = {(row, point) for _, row, point, _ in found["x"]}
+    assert points == set(product(range(-1, 9), range(15, 33)))
+    assert {(row, point) for _, row, point, _ in found["sum"]} == set(product(range(8), range(16)))
+
+
+def test_lines_are_asked_for_in_order_and_the_last_one_by_steps_left_over() -> None:
+    func = write(program(), plan_of(program(), 1, 8, OUTER))
+    lines = [(point, channel // LINE) for _, _, point, channel in asked(func, 0)["sum"]]
+    count = 4 * SIDE * OUTER // LINE
+    assert [point * (OUTER // LINE) + line for point, line in lines[:count]] == [*range(count)]
+    assert set(lines[count:]) == {lines[count - 1]}
+
+
+def test_blocks_of_channels_ask_for_their_own_results() -> None:
+    """Inside a task, one block after another: each asks for its own lines."""
+    func = write(program(), plan_of(program(), 1, 8, 32))
+    found = asked(func, 1)
+    channels = {channel // LINE for _, _, _, channel in found["sum"]}
+    assert channels == set(range(OUTER // LINE))
+
+
+def test_results_stay() -> None:
+    skip_unless_it_runs("cpu/x86-avx512")
+    rng = np.random.default_rng(0)
+    for side, columns in ((32, 4), (30, 8)):  # the last tiles of 30 are partial
+        func = program(side)
+        x = rng.standard_normal((1, side, side, INNER), dtype=np.float32)
+        weight = rng.standard_normal((OUTER, 3, 3, INNER), dtype=np.float32)
+        residual = rng.standard_normal((1, side, side, OUTER), dtype=np.float32)
+        arrays = (x, transform_weight(weight, LANES, 4), residual)
+        results = []
+        for ahead in (True, False):
+            plan = replace(plan_of(func, 1, columns, 32), ahead=ahead)
+            built = build(write(func, plan), Target(resolve("cpu/x86-avx512").target))
+            assert isinstance(built, Built), built
+            out = tvm.runtime.tensor(np.full((1, side, side, OUTER), np.nan, np.float32))
+            built.main(*map(tvm.runtime.tensor, arrays), out)
+            results.append(out.numpy())
+        assert np.isfinite(results[0]).all()
+        assert np.array_equal(*results)
+
+
+def test_only_tasks_of_chains_can_ask() -> None:
+    func = program()
+    plan = plan_of(func, 1, 8, OUTER)
+    with pytest.raises(PlanError, match="no next task"):
+        write(func, replace(plan, rule="tile"))
+    root = replace(plan, attach=tuple(replace(entry, level="root") for entry in plan.attach))
+    with pytest.raises(PlanError, match="no tasks"):
+        write(func, root)
+
+
+def test_the_picker_asks_where_data_leaves_a_cores_own_caches() -> None:
+    def first(side: int) -> TilePlan:
+        prepared = prepare(program(side))
+        assert prepared is not None
+        return pick(prepared.graph, resolve("cpu/x86-avx512"))[0].plan
+
+    assert first(224).ahead
+    assert not first(16).ahead

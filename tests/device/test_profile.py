@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from tiny import tiny_model
@@ -9,6 +12,7 @@ from tiny import tiny_model
 import tvm_ext
 from tvm_ext.errors import InputError
 from tvm_ext.records.profile import with_profile
+from tvm_ext.runtime import profile as profiling
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.profile import by_name
 
@@ -32,6 +36,40 @@ def test_peaks_are_read_beside_the_runs(compiled: Compiled) -> None:
     readings = iter(range(1, 100))
     profile = compiled.profile(runs=3, read_peak=lambda: float(next(readings)))
     assert profile.peak_gflops == 5.0  # of 4, 5 and 6, after three runs to warm up
+
+
+def test_what_is_timed_follows_a_run_of_the_same_machine(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the caches hold what the other machine wrote."""
+    runs: list[tuple[int, bool]] = []
+    seconds = profiling._seconds
+
+    class Noted(profiling.Machine):
+        def __getitem__(self, name: str) -> Callable[..., Any]:
+            function = super().__getitem__(name)
+
+            def run(*arguments: Any) -> Any:
+                runs.append((id(self), timed))
+                return function(*arguments)
+
+            return run
+
+    timed = False
+
+    def note(*arguments: Any) -> float:
+        nonlocal timed
+        timed = True
+        spent = seconds(*arguments)
+        timed = False
+        return spent
+
+    monkeypatch.setattr(profiling, "Machine", Noted)
+    monkeypatch.setattr(profiling, "_seconds", note)
+    compiled.profile(runs=2)
+    assert [is_timed for _, is_timed in runs] == [False, True] * (len(runs) // 2)
+    assert all(a == b for (a, _), (b, _) in zip(runs[::2], runs[1::2], strict=True))
+    assert len({machine for machine, _ in runs}) == 2
 
 
 def test_a_profile_does_not_stay_with_the_model(compiled: Compiled) -> None:

@@ -219,8 +219,25 @@ def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> b
 
 @remembered
 def packed_reads(node: TileNode) -> tuple[Access, ...]:
-    """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`."""
-    return tuple(a for a in node.reads if any(dim and dim.mod for dim in a.dims))
+    """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`, or `w[0, k, o]` where one
+    panel has all columns."""
+    return tuple(
+        access
+        for access in node.reads
+        if any(dim and dim.mod for dim in access.dims) or _is_panel(node, access)
+    )
+
+
+def _is_panel(node: TileNode, access: Access) -> bool:
+    """Whether a reduction reads the only panel of a packed operand: the number of the panel is a
+    constant, the columns come last, and rows share it."""
+    columns = vector_axis(node)
+    last = access.dims[-1] if access.dims else None
+    if node.kind != "reduce" or columns is None or last is None or last.div > 1:
+        return False
+    alone = all((step == 1) == (axis == columns) for axis, step in enumerate(last.coeffs))
+    numbered = any(dim and not any(dim.coeffs) for dim in access.dims)
+    return alone and numbered and not all(access.uses(axis) for axis in node.space)
 
 
 def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:

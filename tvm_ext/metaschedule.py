@@ -68,7 +68,8 @@ def left_out(task: Task, plan: TilePlan, trace: Any) -> tuple[str, ...]:
         "vector maths": task.func is not task.original,
         "padding read in place": inlined,
         "transposition by squares of vectors": squares,
-        "prefetched panels": any(part.prefetch or part.ahead for part in parts),
+        "prefetched panels": any(part.prefetch for part in parts),
+        "data of the next task asked for ahead": any(part.ahead for part in parts),
         "tensors that are slices of others": bool(task.slices),
     }
     return tuple(what for what, applies in done.items() if applies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,10 @@ from tvm_ext.errors import PlanError
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
+from tvm_ext.search import neighbours, sketches
+from tvm_ext.search.annotate import Annotator
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import (
@@ -48,14 +52,14 @@ def program(side: int = SIDE) -> PrimFunc:
     return te.create_prim_func([x, w, residual, z])
 
 
-def plan_of(func: PrimFunc, rows: int, columns: int, channels: int, order: int = 2) -> TilePlan:
+def plan_of(func: PrimFunc, rows: int, columns: int, channels: int) -> TilePlan:
     """A plan with all stages inside tasks of so many tiles, that asks ahead."""
     prepared = prepare(func)
     assert prepared is not None
     found = next(
         plan
         for candidate in pick(prepared.graph, resolve("cpu/x86-avx512"), 1000)
-        if (plan := candidate.plan).attach[0].level == "core" and plan.order[0] == order
+        if (plan := candidate.plan).attach[0].level == "core" and plan.order[0] == 2
     )
     core = (*found.at("core").extents[:3], rows, columns, channels, INNER)
     register = (1, 1, 1, 1, 4, 32, 4)
@@ -146,7 +150,7 @@ def test_blocks_of_channels_ask_for_their_own_results() -> None:
 def test_results_stay() -> None:
     skip_unless_it_runs("cpu/x86-avx512")
     rng = np.random.default_rng(0)
-    for side, columns in ((32, 4), (30, 8)):  # the last tiles of 30 are partial
+    for side, rows, columns in ((32, 1, 4), (30, 1, 8), (30, 2, 4)):  # tiles of 30 end partial
         func = program(side)
         x = rng.standard_normal((1, side, side, INNER), dtype=np.float32)
         weight = rng.standard_normal((OUTER, 3, 3, INNER), dtype=np.float32)
@@ -154,7 +158,7 @@ def test_results_stay() -> None:
         arrays = (x, transform_weight(weight, LANES, 4), residual)
         results = []
         for ahead in (True, False):
-            plan = replace(plan_of(func, 1, columns, 32), ahead=ahead)
+            plan = replace(plan_of(func, rows, columns, 32), ahead=ahead)
             built = build(write(func, plan), Target(resolve("cpu/x86-avx512").target))
             assert isinstance(built, Built), built
             out = tvm.runtime.tensor(np.full((1, side, side, OUTER), np.nan, np.float32))
@@ -167,11 +171,27 @@ def test_results_stay() -> None:
 def test_only_tasks_of_chains_can_ask() -> None:
     func = program()
     plan = plan_of(func, 1, 8, OUTER)
-    with pytest.raises(PlanError, match="no next task"):
-        write(func, replace(plan, rule="tile"))
     root = replace(plan, attach=tuple(replace(entry, level="root") for entry in plan.attach))
-    with pytest.raises(PlanError, match="no tasks"):
-        write(func, root)
+    for other in (replace(plan, rule="tile"), root, replace(plan, parallel=0)):
+        with pytest.raises(PlanError, match="no next task"):
+            write(func, other)
+
+
+def test_the_search_tries_both() -> None:
+    func = program()
+    prepared = prepare(func)
+    assert prepared is not None
+    plan = plan_of(func, 1, 8, OUTER)
+    near = list(neighbours(prepared.graph, plan))
+    assert replace(plan, ahead=False) in near
+    root = replace(plan, attach=tuple(replace(entry, level="root") for entry in plan.attach))
+    asks = [other.ahead for other in neighbours(prepared.graph, replace(root, ahead=False))]
+    assert not any(asks)
+    die = Annotator(prepared.graph, LANES, random.Random(0))
+    drawn = [die.draw(sketch) for sketch in sketches(prepared.graph, 2) for _ in range(40)]
+    chains = [other for other in drawn if other.rule == "chain"]
+    assert {other.ahead for other in chains if can_ask_ahead(other)} == {True, False}
+    assert all(can_ask_ahead(other) for other in chains if other.ahead)
 
 
 def test_the_picker_asks_where_data_leaves_a_cores_own_caches() -> None:

@@ -84,7 +84,7 @@ def run(func: PrimFunc, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
         ((6, 32, 4), 2),  # a panel is 128 lines, gone over in 4 passes of 16 steps
         ((12, 32, 4), 4),
         ((6, 32, 1), 1),  # 64 steps: half a line each, rounded up
-        ((6, 96, 4), 6),  # three panels at a time
+        ((6, 96, 4), 0),  # all panels at once: there is no next one
         ((24, 32, 4), 8),  # all rows at once: one pass
     ],
 )

@@ -16,7 +16,10 @@ MACHINES = ("cpu/x86-avx512", "cpu/x86-sse")
 CASES = [(name, machine) for name in GRAPHS for machine in MACHINES]
 every_case = pytest.mark.parametrize(("name", "machine"), CASES)
 
-FIELDS = ("rule", "anchor", "order", "parallel", "lanes", "unroll", "attach", "prefetch", "staged")
+FIELDS = (
+    *("rule", "anchor", "order", "parallel", "lanes", "unroll", "attach", "prefetch", "staged"),
+    "ahead",
+)
 FOLLOWS = {"tile": {"unroll", "parallel"}, "attention": {"unroll"}}
 """Fields that follow from the tiles under a rule, so that they move with them."""
 
@@ -57,7 +60,7 @@ def test_a_neighbour_differs_in_one_knob(name: str, machine: str) -> None:
         changed = {knob for knob, value in knobs(other).items() if value != own[knob]}
         chosen = changed - FOLLOWS.get(plan.rule, set())
         assert len(chosen) == 1, changed
-        switches = {"lanes", "order", "parallel", "prefetch", "attach", "staged"}
+        switches = {"lanes", "order", "parallel", "prefetch", "attach", "staged", "ahead"}
         assert chosen & switches or chosen.pop()[:-1] in ("core", "l2", "register", "second")
 
 

@@ -60,10 +60,11 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
     batch_shape = [max(_extent(a, axis - rank), _extent(b, axis - rank)) for axis in range(rank)]
 
     def own(tensor: Tensor, batch: list[Any]) -> list[Any]:
-        """The batch index of one operand: 0 where it has one element, nothing where it has none."""
-        extents = [int(extent) for extent in tensor.shape[:-2]]
-        given = batch[rank - len(extents) :]
-        return [i if extent > 1 else 0 for i, extent in zip(given, extents, strict=True)]
+        """The batch index of one operand: 0 where its one element is for all of the product's,
+        nothing where it has none."""
+        skipped = rank - (len(tensor.shape) - 2)
+        whole = zip(batch[skipped:], batch_shape[skipped:], tensor.shape[:-2], strict=True)
+        return [i if int(own_extent) == extent else 0 for i, extent, own_extent in whole]
 
     def body(*at: Any) -> Any:
         *batch, i, j = at

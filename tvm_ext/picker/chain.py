@@ -35,6 +35,7 @@ from tvm_ext.tile.classify import (
     even_lanes,
 )
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.remember import remembered
 
@@ -43,9 +44,9 @@ _SPACE = (2, 3, 4)
 _CHANNELS = 5
 CUT_ROWS = 2
 """Rows of tiles of a core tile that is narrower than the image."""
-AHEAD = 12
-"""Plans of which it is also tried to ask for the next task's data ahead, where a core's own caches
-do not hold all of it: from the last one it comes sooner as well (ResNet-18 1.02, VGG-19 1.02)."""
+TRIED_AHEAD = 12
+"""Plans of which it is also tried to ask for the next task's data ahead, where the cores' own
+caches together do not hold it: from the last one it comes sooner as well (two models 1.02)."""
 
 
 def chain_plans(
@@ -132,16 +133,16 @@ def chain_estimate(
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
     work = _work(graph, chain, plan.lanes)
-    cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
     if inside:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
         phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
     if plan.ahead:
-        phases = _with_ahead(phases)
+        phases = _with_ahead(phases, waves)
     element_bytes = graph.tensors[product.write.tensor].dtype_bytes
     near_ns = waves * blocks * _first_level_ns(core, register, element_bytes, hw)
+    cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
     latency_us, compute_us, memory_us = phases.launch_us, 0.0, 0.0
     for phase_cycles, phase_ns in (
         (cycles, max(phases.product_ns, near_ns)),
@@ -206,9 +207,12 @@ def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
     )
 
 
-def _with_ahead(phases: _Phases) -> _Phases:
-    """What lies outside arrives during the product, which uses other levels meanwhile."""
-    return phases._replace(product_ns=max(phases.product_ns, phases.outside_ns), outside_ns=0.0)
+def _with_ahead(phases: _Phases, waves: int) -> _Phases:
+    """What lies outside arrives during the product, which uses other levels meanwhile, but for what
+    the first of its tasks reads, some half of it."""
+    first_ns = phases.outside_ns / waves / 2
+    product_ns = max(phases.product_ns, phases.outside_ns - first_ns)
+    return phases._replace(product_ns=product_ns, outside_ns=first_ns)
 
 
 def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: HardwareModel) -> float:
@@ -244,11 +248,9 @@ def rank_chains(
         plans = (msgspec.structs.replace(plan, parallel=0) for plan in plans)
     scored = [(plan, chain_estimate(graph, chain, plan, hw)) for plan in plans]
     scored.sort(key=lambda entry: entry[1].latency_us)
-    work = _work(graph, chain, lanes)
-    if work.outside > hw.own_cache_bytes * hw.cores:
-        for plan, _ in scored[:AHEAD]:
-            if plan.parallel and plan.attach[0].level == "core":
-                asking = msgspec.structs.replace(plan, ahead=True)
-                scored.append((asking, chain_estimate(graph, chain, asking, hw)))
-        scored.sort(key=lambda entry: entry[1].latency_us)
-    return scored
+    if _work(graph, chain, lanes).outside <= hw.own_cache_bytes * hw.cores:
+        return scored
+    best = [plan for plan, _ in scored[:TRIED_AHEAD] if can_ask_ahead(plan)]
+    asking = [msgspec.structs.replace(plan, ahead=True) for plan in best]
+    scored += [(plan, chain_estimate(graph, chain, plan, hw)) for plan in asking]
+    return sorted(scored, key=lambda entry: entry[1].latency_us)

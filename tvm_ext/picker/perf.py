@@ -316,6 +316,7 @@ def _task(
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     memory_us, stall_us, bound = 0.0, 0.0, "compute"
+    held = graph.io_bytes < hw.own_cache_bytes * hw.cores * KEPT
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
             continue
@@ -324,6 +325,7 @@ def _task(
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
-        if level is not hw.levels[1]:  # the second level answers soon enough
+        # the second level answers soon enough, and holds what fits into all cores' own
+        if level is not hw.levels[1] and not held:
             stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3))
     return _Task(cycles / hw.clock_ghz / 1e3, memory_us, bound, stall_us)

@@ -92,14 +92,19 @@ def packed_bytes(graph: TileGraph, node: TileNode) -> int:
 
 
 def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> bool:
-    """Whether asking for panels ahead pays: there are many, and enough rows go over each, in
+    """Whether asking for panels ahead pays: there are several, and enough rows go over each, in
     several passes or in the only one there is."""
     sharing = sharing_axes(node)
+    panels = prod(
+        -(-node.axes[axis].extent // register.extents[axis])
+        for axis in node.space
+        if axis not in sharing
+    )
     rows = prod(core.extents[axis] for axis in sharing)
     passes = prod(-(-core.extents[axis] // register.extents[axis]) for axis in sharing)
     only = all(core.extents[axis] == node.axes[axis].extent for axis in sharing)
     enough = packed_bytes(graph, node) >= PREFETCH_BYTES and rows >= PREFETCH_ROWS
-    return enough and (passes > 1 or only)
+    return enough and panels > 1 and (passes > 1 or only)
 
 
 def with_cold_weights(

@@ -47,7 +47,8 @@ def profile(
     runs: int,
     read_peak: Callable[[], float] | None = None,
 ) -> Profile:
-    """Runs the model `runs` times with the clock around every call, and as often without, in turn.
+    """Runs the model `runs` times with the clock around every call, and as often without, in turn,
+    each after one more run that is not timed.
 
     kernels    names of the functions that count as kernels; the VM's other calls are taken together
     read_peak  the machine's peak at this moment, GFLOP/s; read between the two

@@ -142,6 +142,7 @@ class Annotator:
             unroll=register.extents[-1],
             attach=sketch.attach,
             prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+            ahead=inside and self._random.random() < 0.5,
         )
 
     def _attention(self, sketch: Sketch, node: TileNode) -> TilePlan:

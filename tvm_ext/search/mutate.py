@@ -32,6 +32,7 @@ from tvm_ext.tile.classify import (
     vector_axis,
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
 FACTORS = (2, 2, 2, 3, 4, 7)
@@ -167,7 +168,7 @@ def _switches(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.R
     """Panels or a task's data asked for ahead, operands copied side by side, or nothing."""
     if packed_reads(node) and source.random() < 0.5:
         return msgspec.structs.replace(plan, prefetch=not plan.prefetch)
-    if plan.rule == "chain":
+    if can_ask_ahead(plan):
         return msgspec.structs.replace(plan, ahead=not plan.ahead)
     if plan.rule != "tile":
         return plan
@@ -282,7 +283,7 @@ def crossed(one: TilePlan, other: TilePlan, source: random.Random) -> TilePlan:
     def either(field: str) -> object:
         return getattr(one if source.random() < 0.5 else other, field)
 
-    fields = {field: either(field) for field in ("order", "attach", "prefetch", "staged")}
+    fields = {field: either(field) for field in ("order", "attach", "prefetch", "staged", "ahead")}
     if one.rule == "chain":  # its order and the place of its stages belong together
         fields |= {"order": one.order, "attach": one.attach}
     return msgspec.structs.replace(one, tiles=tiles, lanes=one.lanes, **fields)

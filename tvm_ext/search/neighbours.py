@@ -19,6 +19,7 @@ from tvm_ext.tile.classify import (
     stageable,
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, TilePlan
 
 
@@ -72,8 +73,8 @@ def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
     elif packed_reads(node):
         yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)
-        if plan.rule == "chain":
-            yield msgspec.structs.replace(plan, ahead=not plan.ahead)
+    if can_ask_ahead(plan):
+        yield msgspec.structs.replace(plan, ahead=not plan.ahead)
 
 
 def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:

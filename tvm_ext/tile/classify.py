@@ -217,6 +217,10 @@ def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> b
     )
 
 
+PANEL_COLUMNS = 64
+"""Columns of a packed panel at most: four vectors of 16."""
+
+
 @remembered
 def packed_reads(node: TileNode) -> tuple[Access, ...]:
     """Reads of operands packed in panels: weights, `w[o // B, k, o % B]`, or `w[0, k, o]` where one
@@ -229,15 +233,16 @@ def packed_reads(node: TileNode) -> tuple[Access, ...]:
 
 
 def _is_panel(node: TileNode, access: Access) -> bool:
-    """Whether a reduction reads the only panel of a packed operand: the number of the panel is a
-    constant, the columns come last, and rows share it."""
+    """Whether a reduction reads the only panel of a packed operand: after the panel's number, which
+    is constant, come what is added up and the columns, which are few, and rows share it."""
     columns = vector_axis(node)
-    last = access.dims[-1] if access.dims else None
-    if node.kind != "reduce" or columns is None or last is None or last.div > 1:
+    if node.kind != "reduce" or columns is None or node.axes[columns].extent > PANEL_COLUMNS:
         return False
-    alone = all((step == 1) == (axis == columns) for axis, step in enumerate(last.coeffs))
-    numbered = any(dim and not any(dim.coeffs) for dim in access.dims)
-    return alone and numbered and not all(access.uses(axis) for axis in node.space)
+    every = range(len(node.axes))
+    indices = [dim.coeffs if dim and dim.div == 1 and not dim.mod else None for dim in access.dims]
+    panel = [tuple(int(axis == one) for axis in every) for one in (None, *node.reduce, columns)]
+    rows = [axis for axis in node.space if node.axes[axis].extent > 1]
+    return indices[-len(panel) :] == panel and not all(access.uses(axis) for axis in rows)
 
 
 def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:

@@ -52,15 +52,15 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
 
     Reasons: `rule` (unknown), `anchor` (a stage that does not exist), `level` (a missing tile),
     `extent` (a tile of another operator), `gaps` (a tile that writes no box), `lanes` (counts that
-    mean nothing), `ahead` (a rule without tasks to ask for), and those of the rule: `divide`,
+    mean nothing), `ahead` (no next task to ask for), and those of the rule: `divide`,
     `tail`, `order`, `unroll`, `staged`, `space`, `structure`, `attach`, `rows`, `split`, `flat`.
     """
     if plan.rule not in LEVELS:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
-    if plan.ahead and plan.rule != "chain":
-        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task to ask for, chain has")
+    if plan.ahead and not can_ask_ahead(plan):
+        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     count = len(graph.nodes)
     for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
         if not 0 <= stage < count:
@@ -145,6 +145,13 @@ def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
             )
 
 
+def can_ask_ahead(plan: TilePlan) -> bool:
+    """Whether a plan has tasks that could ask for the next one's data: those of a chain with all of
+    its stages inside."""
+    inside = all(entry.level == "core" for entry in plan.attach)
+    return plan.rule == "chain" and plan.parallel > 0 and inside
+
+
 def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     """The chain of the group. Raises PlanError for another group, and for core tiles that are not
     equal parts of the image and of the channels."""
@@ -161,8 +168,6 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     if min(lanes_in, lanes_out) < CHAIN_LANES:
         raise PlanError("lanes", f"plan: vectors of {lanes_in} and {lanes_out} channels")
     if levels == {"root"}:
-        if plan.ahead:
-            raise PlanError("ahead", "plan: rule chain with stages at root has no tasks to ask for")
         return chain
     core = plan.at("core").extents
     if core[:2] != product.extents[:2]:

@@ -5,7 +5,8 @@ prepare     inline what is free, number the stages;  join_axes: pixels counted b
             split_axes: phases and blocks by two
 write       a plan to a schedule, one rule a file: write_tile, write_attention, ..;
             all those of GPUs in write_gpu; then shift (tails), guard (padding read in place),
-            transpose (squares of vectors), prefetch (panels asked for ahead)
+            transpose (squares of vectors), prefetch (panels asked for ahead) and ahead (a task's
+            data), both by requests
 signature   what a function computes, independent of names
 reference   what it should compute, in numpy (stages, expression, demand, evaluate)
 compare     which elements to check, and whether a kernel's are close enough

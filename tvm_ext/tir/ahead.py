@@ -22,29 +22,16 @@ from itertools import takewhile
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from tvm_ext.tir.prefetch import LINE_BYTES
-from tvm_ext.tvm_api import (
-    Analyzer,
-    PrimFunc,
-    element_bytes,
-    loop_with,
-    prefetch_line,
-    structural_map,
-    substitute,
-    sums_up,
-    tirx,
+from tvm_ext.tir.requests import (
+    MAX_LINES,
+    Place,
+    flat,
+    line_elements,
+    places,
+    serial,
+    with_requests,
 )
-
-MAX_LINES = 8
-"""Lines one step may ask for. Many at once hold the product up (25 before each register tile: 1162
-us where one a step takes 1030)."""
-
-
-class _Place(NamedTuple):
-    """A block, and the loops around it, outermost first."""
-
-    loops: list[Any]
-    realize: Any
+from tvm_ext.tvm_api import Analyzer, PrimFunc, prefetch_line, substitute, sums_up, tirx
 
 
 class _Box(NamedTuple):
@@ -56,54 +43,31 @@ class _Box(NamedTuple):
 
 
 def with_ahead(func: PrimFunc) -> PrimFunc:
-    """The scheduled function with these requests in the loops of its one reduction; as it was where
-    it has several, or no tasks in parallel."""
-    places = list(_places(func.body, []))
-    products = [number for number, place in enumerate(places) if sums_up(place.realize.block)]
+    """The scheduled function with these requests in the innermost steps of its one reduction; as it
+    was where it has several, or no tasks in parallel."""
+    found = list(places(func.body))
+    products = [number for number, place in enumerate(found) if sums_up(place.realize.block)]
     if len(products) != 1:
         return func
-    product = places[products[0]]
+    anchor = products[0]
+    product = found[anchor]
     task = next((x for x in product.loops if x.kind == tirx.ForKind.PARALLEL), None)
     if task is None:
         return func
-    sweep = [x for x in product.loops if x.kind == tirx.ForKind.SERIAL][-1]
-    requests: list[Any] = []
     read = {region.source for region in product.realize.block.reads}
-    for number, place in enumerate(places):
-        if task not in place.loops or number == products[0]:
+    outside = set(func.params) - read
+    requests: list[Any] = []
+    for number, place in enumerate(found):
+        if task not in place.loops or number == anchor:
             continue
         shared = _shared(place.loops, product.loops)
-        steps = [loop for loop in product.loops[shared:] if loop.kind == tirx.ForKind.SERIAL]
-        following = {} if number > products[0] else {task.loop_var: task.loop_var + 1}
-        for box in _boxes(place, shared, following):
-            if box.tensor in func.params and box.tensor not in read and prod(box.extents[:-1]) > 1:
-                requests += _requests(box, steps)
-    if not requests:
-        return func
-
-    def insert(loop: Any) -> Any:
-        if not loop.loop_var.same_as(sweep.loop_var):
-            return loop
-        return loop_with(loop, tirx.SeqStmt([*requests, loop.body]))
-
-    return func.with_body(structural_map(func.body, [(tirx.For, insert)], order="post"))
-
-
-def _places(statement: Any, loops: list[Any]) -> Iterator[_Place]:
-    """Every block but the root, in the order in which they run."""
-    kind = type(statement).__name__
-    if kind == "For":
-        yield from _places(statement.body, [*loops, statement])
-    elif kind == "SeqStmt":
-        for part in statement.seq:
-            yield from _places(part, loops)
-    elif kind == "IfThenElse":
-        yield from _places(statement.then_case, loops)
-    elif kind == "SBlockRealize":
-        if statement.block.name_hint == "root":
-            yield from _places(statement.block.body, loops)
-        else:
-            yield _Place(loops, statement)
+        steps = serial(product.loops[shared:])
+        following = {} if number > anchor else {task.loop_var: task.loop_var + 1}
+        for box in _boxes(place, shared, outside, following):
+            lines = _requests(box, steps)
+            if len(requests) + len(lines) <= MAX_LINES:
+                requests += lines
+    return with_requests(func, {serial(product.loops)[-1].loop_var: requests})
 
 
 def _shared(one: list[Any], other: list[Any]) -> int:
@@ -112,16 +76,23 @@ def _shared(one: list[Any], other: list[Any]) -> int:
     return len(list(takewhile(bool, same)))
 
 
-def _boxes(place: _Place, shared: int, following: dict[Any, Any]) -> Iterator[_Box]:
-    """What a block reads and writes over all loops but those `shared`, of which some may have the
-    values that follow. Only tensors whose rows fill lines, and whose box has a known size."""
+def _boxes(
+    place: Place, shared: int, outside: set[Any], following: dict[Any, Any]
+) -> Iterator[_Box]:
+    """What a block reads and writes of tensors `outside` over all loops but those `shared`, some of
+    which may have the values that follow. Only boxes of several rows that fill lines, and whose
+    size is known."""
     block, values = place.realize.block, place.realize.iter_values
     bound = dict(zip((axis.var for axis in block.iter_vars), values, strict=True))
     own = place.loops[shared:]
+    if not all(isinstance(loop.extent, tirx.IntImm) for loop in own):
+        return
     first = {loop.loop_var: tirx.const(0, "int32") for loop in own}
     last = {loop.loop_var: tirx.const(int(loop.extent) - 1, "int32") for loop in own}
     analyzer = Analyzer()
     for region in (*block.reads, *block.writes):
+        if region.source not in outside:
+            continue
         begin, extents = [], []
         for part in region.region:
             least = substitute(part.min, bound)
@@ -129,20 +100,17 @@ def _boxes(place: _Place, shared: int, following: dict[Any, Any]) -> Iterator[_B
             size = analyzer.simplify(substitute(least + part.extent, last) - low)
             begin.append(substitute(low, following))
             extents.append(int(size) if isinstance(size, tirx.IntImm) else 0)
-        if min(extents) > 0 and extents[-1] * element_bytes(region.source) >= LINE_BYTES:
+        if prod(extents[:-1]) > 1 and extents[-1] >= line_elements(region.source):
             yield _Box(region.source, begin, extents)
 
 
 def _requests(box: _Box, steps: list[Any]) -> list[Any]:
     """Each step's requests for its share of a box; none if that is too much for it."""
-    line = LINE_BYTES // element_bytes(box.tensor)
-    extents = [*_rows(box), ceil(box.extents[-1] / line)]
+    extents = [*_rows(box), ceil(box.extents[-1] / line_elements(box.tensor))]
     share = ceil(prod(extents) / prod(int(loop.extent) for loop in steps))
     if share > MAX_LINES:
         return []
-    visit = tirx.const(0, "int32")
-    for loop in steps:
-        visit = visit * int(loop.extent) + loop.loop_var
+    visit = flat([loop.loop_var for loop in steps], [loop.extent for loop in steps])
     last = tirx.const(prod(extents) - 1, "int32")  # asked for again by the steps left over
     numbers = (tirx.min(visit * share + place, last) for place in range(share))
     return [_line(box, extents, number) for number in numbers]
@@ -156,7 +124,7 @@ def _line(box: _Box, extents: list[int], number: Any) -> Any:
         place = number if axis == first else number % extents[axis]
         number = number // extents[axis]
         if axis == len(extents) - 1:
-            place = place * (LINE_BYTES // element_bytes(box.tensor))
+            place = place * line_elements(box.tensor)
         at[axis] = at[axis] + place
     return prefetch_line(box.tensor, at)
 

@@ -17,26 +17,12 @@ convolution 512 → 2048 at 7 x 7 276 → 232 us; with weights in cache nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil, prod
 from typing import Any
 
 from tvm_ext.tir.read import loads
-from tvm_ext.tvm_api import (
-    PrimFunc,
-    element_bytes,
-    loop_with,
-    prefetch_line,
-    structural_map,
-    substitute,
-    sums_up,
-    tirx,
-    uses,
-)
-
-LINE_BYTES = 64
-MAX_LINES = 8
-"""Lines one step may ask for; beyond it the requests themselves would hold up the loop."""
+from tvm_ext.tir.requests import MAX_LINES, flat, line_elements, places, serial, with_requests
+from tvm_ext.tvm_api import PrimFunc, prefetch_line, substitute, sums_up, tirx, uses
 
 
 def with_prefetch(func: PrimFunc) -> PrimFunc:
@@ -44,38 +30,13 @@ def with_prefetch(func: PrimFunc) -> PrimFunc:
 
     A reduction without a packed operand stays as it is.
     """
-    requests: list[tuple[Any, list[Any]]] = []
-    for loops, realize in _reductions(func.body, []):
-        found = _requests(loops, realize, set(func.params))
-        if found is not None:
-            requests.append(found)
-
-    def insert(loop: Any) -> Any:
-        for variable, statements in requests:
-            if loop.loop_var.same_as(variable):
-                body = tirx.SeqStmt([*statements, loop.body])
-                return loop_with(loop, body)
-        return loop
-
-    return func.with_body(structural_map(func.body, [(tirx.For, insert)], order="post"))
-
-
-def _reductions(statement: Any, loops: list[Any]) -> Iterator[tuple[list[Any], Any]]:
-    """Every block that adds up, with the loops around it."""
-    kind = type(statement).__name__
-    if kind == "For":
-        yield from _reductions(statement.body, [*loops, statement])
-    elif kind == "SeqStmt":
-        for part in statement.seq:
-            yield from _reductions(part, loops)
-    elif kind == "IfThenElse":  # around register tiles beyond a shorter last core tile
-        yield from _reductions(statement.then_case, loops)
-    elif kind == "SBlockRealize":
-        block = statement.block
-        if sums_up(block):
-            yield loops, statement
-        elif block.name_hint == "root":
-            yield from _reductions(block.body, loops)
+    requests: dict[Any, list[Any]] = {}
+    for place in places(func.body):
+        if sums_up(place.realize.block):
+            found = _requests(place.loops, place.realize, set(func.params))
+            if found is not None:
+                requests[found[0]] = found[1]
+    return with_requests(func, requests)
 
 
 def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any, list[Any]] | None:
@@ -84,7 +45,7 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     bound = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     reduced = [bound[iv.var] for iv in block.iter_vars if iv.iter_type == tirx.IterVar.CommReduce]
     over = [loop for loop in loops if any(uses(value, loop.loop_var) for value in reduced)]
-    sweep = [loop for loop in over if loop.kind == tirx.ForKind.SERIAL]
+    sweep = serial(over)
     if not sweep or loops[-1].kind != tirx.ForKind.VECTORIZED:
         return None
     outside = loops[: loops.index(sweep[0])]
@@ -96,21 +57,25 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
             continue
         tile = [loop for loop in inside if any(uses(i, loop.loop_var) for i in indices)]
         width = prod(int(loop.extent) for loop in tile if loop not in over)
-        if width % int(load.source.shape[-1]):
-            continue  # not packed in panels of this width
+        others = any(
+            int(loop.extent) > 1 and any(uses(index, loop.loop_var) for index in indices)
+            for loop in outside
+        )
+        if width % int(load.source.shape[-1]) or not others:
+            continue  # not packed in panels of this width, or in a single one
         passes = _passes(outside, indices)
         steps = prod(int(loop.extent) for loop in sweep)
         panel = width * prod(int(loop.extent) for loop in over)
         visits = steps * prod(int(loop.extent) for loop in passes)
-        line = LINE_BYTES // element_bytes(load.source)
+        line = line_elements(load.source)
         lines = ceil(panel / line / visits)
         if lines > MAX_LINES:
             continue
         begin = {loop.loop_var: tirx.const(0, "int32") for loop in inside}
         chosen = _next_panel(outside, indices)
         start = [substitute(index, begin | chosen) for index in indices]
-        first = _flat(start, load.source.shape) + (0 if chosen else panel)
-        visit = _flat(
+        first = flat(start, load.source.shape) + (0 if chosen else panel)
+        visit = flat(
             [loop.loop_var for loop in (*passes, *sweep)],
             [loop.extent for loop in (*passes, *sweep)],
         )
@@ -147,18 +112,10 @@ def _next_panel(outside: list[Any], indices: list[Any]) -> dict[Any, Any]:
             break
         if moves and int(loop.extent) > 1:
             chosen.insert(0, loop)
-    step = _flat([loop.loop_var for loop in chosen], [loop.extent for loop in chosen]) + 1
+    step = flat([loop.loop_var for loop in chosen], [loop.extent for loop in chosen]) + 1
     values = {}
     for place, loop in enumerate(reversed(chosen), 1):
         whole = place == len(chosen)
         values[loop.loop_var] = step if whole else step % int(loop.extent)
         step = step // int(loop.extent)
     return values
-
-
-def _flat(indices: list[Any], extents: Any) -> Any:
-    """The row-major position of a multi-dimensional index."""
-    position = tirx.const(0, "int32")
-    for index, extent in zip(indices, extents, strict=True):
-        position = position * int(extent) + index
-    return position

@@ -27,11 +27,11 @@ from tvm_ext.tile.classify import CHANNELS_FIRST, TransformChain, even_lanes
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.legal import check_chain
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prefetch import LINE_BYTES
 from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.requests import line_elements
 from tvm_ext.tir.shift import PARTITION
 from tvm_ext.tir.write_tile import register_epilogue
-from tvm_ext.tvm_api import SBlockRV, Schedule, element_bytes
+from tvm_ext.tvm_api import SBlockRV, Schedule
 
 SPACE = 6
 """Space axes of the product: a, b, n, ty, tx, o."""
@@ -145,7 +145,7 @@ def _spread_planes(schedule: Schedule, block: SBlockRV) -> None:
     A transform touches all of them at one place. Planes of a power of two would share one set of
     the cache (14 x 14 x 512, channels first: 1190 → 940 us).
     """
-    line = LINE_BYTES // element_bytes(schedule.get(block).writes[0].source)
+    line = line_elements(schedule.get(block).writes[0].source)
     schedule.storage_align(block, 0, 1, 2 * line, line)
 
 

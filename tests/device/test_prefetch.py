@@ -84,7 +84,6 @@ def run(func: PrimFunc, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
         ((6, 32, 4), 2),  # a panel is 128 lines, gone over in 4 passes of 16 steps
         ((12, 32, 4), 4),
         ((6, 32, 1), 1),  # 64 steps: half a line each, rounded up
-        ((6, 96, 4), 0),  # all panels at once: there is no next one
         ((24, 32, 4), 8),  # all rows at once: one pass
     ],
 )
@@ -92,6 +91,10 @@ def test_each_step_asks_for_its_share(register: tuple[int, int, int], lines: int
     found = requests(write(product(), plan_of(register)))
     assert len(found) == lines
     assert {str(load.source.name) for load in found} == {"w"}
+
+
+def test_all_panels_at_once_have_no_next_one() -> None:
+    assert not requests(write(product(), plan_of((6, 96, 4))))
 
 
 def test_half_a_panel_is_not_asked_for() -> None:

@@ -125,3 +125,11 @@ def test_a_softmax_across_rows_of_what_is_masked() -> None:
     (found,) = compiled({"x": x, "mask": shown})
     expected = special.softmax(np.where(shown, np.tanh(x), -np.inf), axis=1)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(1, 203, 37), (2, 64, 128), (1, 5, 16), (3, 1, 40)])
+def test_a_variance_over_columns_has_a_plan_for_each_reduction(shape: tuple[int, ...]) -> None:
+    x = (3 + 2 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+    result = run(lambda x: op.variance(x, [1], keepdims=True), x)
+    expected = x.astype(np.float64).var(axis=1, keepdims=True)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)

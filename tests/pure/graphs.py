@@ -237,6 +237,17 @@ def total(*shape: int, kept: int = 0) -> TileGraph:
     return build.graph()
 
 
+def column_variance(rows: int, columns: int) -> TileGraph:
+    """The sum of squares about the mean of every column."""
+    build = GraphBuilder("column_variance")
+    x = build.tensor("x", (rows, columns), "input")
+    mean, y = build.tensor("mean", (columns,)), build.tensor("y", (columns,), "output")
+    axes, row, column = {"c": columns, "k*": rows}, [{"k": 1}, {"c": 1}], [{"c": 1}]
+    build.node("mean", axes, [(x, row)], (mean, column))
+    build.node("squares", axes, [(x, row), (mean, column)], (y, column), 3.0)
+    return build.graph()
+
+
 def attention(rows: int, columns: int, depth: int) -> TileGraph:
     """Softmax of q [rows, depth] times k [columns, depth], times v [columns, depth]."""
     build = GraphBuilder("attention")
@@ -348,6 +359,8 @@ GRAPHS: dict[str, TileGraph] = {
     "sum_rows": total(512, 1024, kept=1),
     "sum_prime": total(7, 11, 13, kept=2),
     "sum_to_scalar": total(64, 1024),
+    "column_variance_large": column_variance(1599, 512),
+    "column_variance_prime": column_variance(31, 37),
     "attention_large": attention(128, 384, 64),
     "attention_prime": attention(7, 13, 5),
     "fused_attention_large": fused_attention(12, 384, 384, 384, 64),

@@ -14,7 +14,10 @@ from tvm_ext.tile.legal import check_plan
 HARDWARE = get("cpu/x86-avx512")
 
 
-@pytest.mark.parametrize("name", [n for n in GRAPHS if not n.startswith("attention")])
+SEVERAL = ("attention", "column_variance")
+
+
+@pytest.mark.parametrize("name", [n for n in GRAPHS if not n.startswith(SEVERAL)])
 def test_one_stage_worth_tiling_is_one_piece(name: str) -> None:
     (piece,) = cut(GRAPHS[name])
     assert piece.graph is GRAPHS[name]
@@ -43,6 +46,18 @@ def test_attention_is_two_products_and_the_rows_between_them() -> None:
     }
     assert {t.name for t in rows.tensors if t.role == "input"} == {"scaled"}
     assert {t.name for t in last.tensors if t.role == "input"} == {"shares", "v"}
+
+
+def test_reductions_over_columns_have_a_plan_each() -> None:
+    """Without one, a reduction ran as TVM writes it, and the model did not know."""
+    graph = GRAPHS["column_variance_large"]
+    assert [piece.stages for piece in cut(graph)] == [(0,), (1,)]
+    assert [piece.stages for piece in cut(GRAPHS["softmax_large"])] == [(0, 1, 2, 3)]
+    best = pick(graph, HARDWARE)[0]
+    assert [part.anchor for part in best.plan.parts()] == [0, 1]
+    assert all(part.parallel for part in best.plan.parts())
+    one = pick(cut(graph)[0].graph, HARDWARE)[0]
+    assert best.estimate.latency_us > 1.5 * one.estimate.latency_us
 
 
 @pytest.mark.parametrize("name", ["attention_large", "attention_prime"])

@@ -25,7 +25,7 @@ from tvm_ext.tile import (
 )
 from tvm_ext.tile.footprint import access_bytes, footprint_bytes
 from tvm_ext.tile.infer import propagate, region
-from tvm_ext.tile.nest import Nest
+from tvm_ext.tile.nest import Nest, crowding
 
 SLIDING = {
     "conv": conv(6, 5, 2, 4, block=4),
@@ -300,3 +300,26 @@ def test_a_line_of_which_each_tile_of_a_map_takes_a_part_is_fetched_for_each() -
         for width in (8, 16)
     )
     assert half == 2 * whole
+
+
+@pytest.mark.parametrize(
+    ("channels", "stride", "rows", "columns", "expected"),
+    [
+        (512, 1, 1, 13, 32),  # pixels lie 2 KiB apart, of each a line is read
+        (512, 2, 1, 13, 64),  # every second one: all in one set of the first cache
+        (256, 2, 1, 13, 32),
+        (96, 1, 1, 13, 2),
+        (64, 1, 7, 1, 8),  # one pixel of each row of 18: 4.5 KiB apart
+        (512, 2, 1, 1, 1),
+    ],
+)
+def test_rows_a_power_of_two_apart_crowd(
+    channels: int, stride: int, rows: int, columns: int, expected: int
+) -> None:
+    """13 x 2 vectors of a convolution with stride 2 over 512 channels took 1.26 times as long as 8
+    x 2, which the model did not see."""
+    graph = conv(14, 16, channels, 64, stride=stride)
+    node = graph.nodes[0]
+    x = graph.tensors[node.reads[0].tensor]
+    tile = Tile((1, rows, columns, 32, 1, 1, 4))
+    assert crowding(node.reads[0], tile, x, x.shape, 64) == expected

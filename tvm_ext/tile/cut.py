@@ -13,6 +13,7 @@ import msgspec
 
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import has_reuse, transform_chain
+from tvm_ext.tile.fuse import along_rows
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
 
@@ -34,8 +35,15 @@ class Piece(msgspec.Struct, frozen=True):
 
 def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     """The pieces of a group in the order of their stages; the group itself if fewer than `least`
-    stages are worth tiling, or if its stages belong together (Winograd, attention)."""
+    stages are worth tiling, or if its stages belong together (Winograd, attention).
+
+    Worth it are stages with reuse; where there is none, and no rule takes them together row by row,
+    all reductions are, if there are several (a variance over columns: 1105 us with a plan for one
+    of two, with one for each 43).
+    """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
+    if not anchors and least > 1 and not along_rows(graph):
+        anchors = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
         return (Piece(graph, tuple(range(len(graph.nodes)))),)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}

@@ -109,14 +109,15 @@ def crowding(
     if any(dim is None or dim.mod for dim in access.dims):
         return 1
     box = touched(access, tile, shape)
-    run, row, rows = 1, 1, prod(box)
-    for size, extent in zip(reversed(box), reversed(shape), strict=True):
-        run *= size
+    run, row, whole = 1, 1, True
+    for dim, size, extent in zip(*map(reversed, (access.dims, box, shape)), strict=True):
+        if whole:
+            run *= size
+            whole = size == extent
+        elif size > 1:
+            taken = zip(dim.coeffs, tile.extents, strict=True)
+            step = min((abs(each) for each, count in taken if each and count > 1), default=1)
+            run_bytes = -(-run * tensor.dtype_bytes // line_bytes) * line_bytes
+            return max(1, gcd(row * step * tensor.dtype_bytes, WAY_BYTES) // run_bytes)
         row *= extent
-        rows //= max(1, size)
-        if size < extent:
-            break
-    if rows <= 1:
-        return 1
-    run_bytes = -(-run * tensor.dtype_bytes // line_bytes) * line_bytes
-    return max(1, gcd(row * tensor.dtype_bytes, WAY_BYTES) // run_bytes)
+    return 1

@@ -311,6 +311,7 @@ def test_a_line_of_which_each_tile_of_a_map_takes_a_part_is_fetched_for_each() -
         (96, 1, 1, 13, 2),
         (64, 1, 7, 1, 8),  # one pixel of each row of 18: 4.5 KiB apart
         (512, 2, 1, 1, 1),
+        (4, 2, 1, 13, 1),  # of each pixel all channels: 13 lines that lie side by side
     ],
 )
 def test_rows_a_power_of_two_apart_crowd(

@@ -85,7 +85,7 @@ def pick(
     pieces = cut(graph)
     if len(pieces) > 1:
         found = pick_pieces(pieces, hardware, count, alone=alone)
-    else:
+    if len(pieces) == 1 or not found:  # or a piece without any plan
         found = pick_piece(graph, hardware, count, alone=alone)
     strips = pick_strips(graph, hardware)
     if len(pieces) > 1:

@@ -95,16 +95,21 @@ def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile)
     """Whether asking for panels ahead pays: there are several, and enough rows go over each, in
     several passes or in the only one there is."""
     sharing = sharing_axes(node)
-    panels = prod(
-        -(-node.axes[axis].extent // register.extents[axis])
-        for axis in node.space
-        if axis not in sharing
-    )
     rows = prod(core.extents[axis] for axis in sharing)
     passes = prod(-(-core.extents[axis] // register.extents[axis]) for axis in sharing)
     only = all(core.extents[axis] == node.axes[axis].extent for axis in sharing)
     enough = packed_bytes(graph, node) >= PREFETCH_BYTES and rows >= PREFETCH_ROWS
-    return enough and panels > 1 and (passes > 1 or only)
+    return enough and has_next_panel(node, register) and (passes > 1 or only)
+
+
+def has_next_panel(node: TileNode, register: Tile) -> bool:
+    """Whether register tiles go over several panels."""
+    sharing = sharing_axes(node)
+    return any(
+        node.axes[axis].extent > register.extents[axis]
+        for axis in node.space
+        if axis not in sharing
+    )
 
 
 def with_cold_weights(
@@ -125,7 +130,7 @@ def with_cold_weights(
     together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
     rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
     reading_us = size_bytes / (rate * STREAMED * 1e3)
-    if plan.prefetch:
+    if plan.prefetch and has_next_panel(node, plan.at("register")):
         return overlapped_us(latency_us, reading_us)
     return latency_us + reading_us
 

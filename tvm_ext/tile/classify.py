@@ -233,16 +233,18 @@ def packed_reads(node: TileNode) -> tuple[Access, ...]:
 
 
 def _is_panel(node: TileNode, access: Access) -> bool:
-    """Whether a reduction reads the only panel of a packed operand: after the panel's number, which
-    is constant, come what is added up and the columns, which are few, and rows share it."""
+    """Whether a reduction reads the only panel of a packed operand: its number is a constant, what
+    is added up and the columns, which are few, come last, and rows share it."""
     columns = vector_axis(node)
     if node.kind != "reduce" or columns is None or node.axes[columns].extent > PANEL_COLUMNS:
         return False
     every = range(len(node.axes))
     indices = [dim.coeffs if dim and dim.div == 1 and not dim.mod else None for dim in access.dims]
-    panel = [tuple(int(axis == one) for axis in every) for one in (None, *node.reduce, columns)]
+    panel = [tuple(int(axis == one) for axis in every) for one in (*node.reduce, columns)]
     rows = [axis for axis in node.space if node.axes[axis].extent > 1]
-    return indices[-len(panel) :] == panel and not all(access.uses(axis) for axis in rows)
+    numbered = (0,) * len(node.axes) in indices[: -len(panel)]
+    shared = not all(access.uses(axis) for axis in rows)
+    return indices[-len(panel) :] == panel and numbered and shared
 
 
 def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:

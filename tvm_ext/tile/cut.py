@@ -2,6 +2,8 @@
 
     matmul; scale; max; exp; sum; divide; matmul
         →   matmul, scale | max, exp, sum, divide | matmul
+    mean of columns; squares about it of columns; root
+        →   mean of columns | squares about it of columns, root
 
 The kernel stays one: a plan's `also` holds the plans of the other pieces (Ansor §4.1 tiles every
 stage with data reuse; here each such stage is the anchor of a piece).
@@ -12,8 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
-from tvm_ext.tile.classify import has_reuse, transform_chain
-from tvm_ext.tile.fuse import along_rows
+from tvm_ext.tile.classify import has_reuse, transform_chain, vectorisable
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
 
@@ -37,15 +38,17 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     """The pieces of a group in the order of their stages; the group itself if fewer than `least`
     stages are worth tiling, or if its stages belong together (Winograd, attention).
 
-    Worth it are stages with reuse; where there is none, and no rule takes them together row by row,
-    all reductions are, if there are several (a variance over columns: 1105 us with a plan for one
-    of two, with one for each 43).
+    Worth it are stages with reuse; where there is none, and vectors lie across what is added up, so
+    that no rule takes stages together row by row, all reductions are, if there are several (a
+    variance over columns: 1105 us with a plan for one of two, with one for each 43).
     """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
-    if not anchors and least > 1 and not along_rows(graph):
-        anchors = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
+    if not anchors and least > 1:
+        reductions = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
+        if all(vectorisable(graph, graph.nodes[place]) for place in reductions):
+            anchors = reductions
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
-        return (Piece(graph, tuple(range(len(graph.nodes)))),)
+        return whole(graph)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}
     for place, node in enumerate(graph.nodes):
         if place not in owner and node.kind == "map":
@@ -64,6 +67,11 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
         else:
             home.append(place)
     return tuple(_piece(graph, tuple(run)) for run in runs)
+
+
+def whole(graph: TileGraph) -> tuple[Piece, ...]:
+    """The group as its only piece."""
+    return (Piece(graph, tuple(range(len(graph.nodes)))),)
 
 
 def joined(pieces: tuple[Piece, ...], plans: tuple[TilePlan, ...]) -> TilePlan:

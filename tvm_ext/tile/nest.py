@@ -111,13 +111,13 @@ def crowding(
     box = touched(access, tile, shape)
     run, row, whole = 1, 1, True
     for dim, size, extent in zip(*map(reversed, (access.dims, box, shape)), strict=True):
-        if whole:
-            run *= size
-            whole = size == extent
-        elif size > 1:
-            taken = zip(dim.coeffs, tile.extents, strict=True)
-            step = min((abs(each) for each, count in taken if each and count > 1), default=1)
+        taken = zip(dim.coeffs, tile.extents, strict=True)
+        steps = [abs(each) for each, count in taken if each and count > 1]
+        step = max(1, min(steps, default=1) // dim.div)
+        if size > 1 and not (whole and step == 1):
             run_bytes = -(-run * tensor.dtype_bytes // line_bytes) * line_bytes
             return max(1, gcd(row * step * tensor.dtype_bytes, WAY_BYTES) // run_bytes)
+        run *= size
+        whole = whole and size == extent
         row *= extent
     return 1

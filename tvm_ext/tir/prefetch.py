@@ -58,7 +58,7 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         tile = [loop for loop in inside if any(uses(i, loop.loop_var) for i in indices)]
         width = prod(int(loop.extent) for loop in tile if loop not in over)
         others = any(
-            int(loop.extent) > 1 and any(uses(index, loop.loop_var) for index in indices)
+            any(uses(index, loop.loop_var) for index in indices) and int(loop.extent) > 1
             for loop in outside
         )
         if width % int(load.source.shape[-1]) or not others:

@@ -13,8 +13,10 @@ import tvm_ext
 from tvm_ext import passes
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
+from tvm_ext.picker import pick
 from tvm_ext.planner import plan_task
-from tvm_ext.tvm_api import Target, relax, tvm
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import Target, relax, te, topi, tvm
 
 op, nn = relax.op, relax.op.nn
 LENGTHS = (5, 16, 37, 128, 203)
@@ -133,3 +135,14 @@ def test_a_variance_over_columns_has_a_plan_for_each_reduction(shape: tuple[int,
     result = run(lambda x: op.variance(x, [1], keepdims=True), x)
     expected = x.astype(np.float64).var(axis=1, keepdims=True)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    func = te.create_prim_func(variance_of_columns(*shape))
+    prepared = prepare(func)
+    assert prepared is not None
+    assert len(pick(prepared.graph, resolve("cpu"))[0].plan.parts()) == 2
+
+
+def variance_of_columns(*shape: int) -> list[Any]:
+    x = te.placeholder(shape, "float32", "x")
+    mean = topi.sum(x, 1, keepdims=True)
+    distance = x - mean / float(shape[1])
+    return [x, topi.sum(distance * distance, 1, keepdims=True)]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.compute.dense import dense, matmul
 from tvm_ext.compute.winograd import packed_shape, winograd
 from tvm_ext.tile.classify import packed_reads
@@ -27,6 +28,21 @@ def filtering(outer: int) -> PrimFunc:
     return te.create_prim_func([x, w, winograd(x, w, geometry, 4)])
 
 
+def convolution(columns: int) -> PrimFunc:
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 24, columns)
+    x = te.placeholder((1, 12, 12, 24), "float32", "x")
+    w = te.placeholder((-(-columns // 32), 3, 3, 24, 32), "float32", "w")
+    return te.create_prim_func([x, w, conv(x, w, geometry, 16)])
+
+
+def transposed(columns: int) -> PrimFunc:
+    """Phases lie between the panel's number and the taps."""
+    geometry = TransposedGeometry((4, 4), (2, 2), (1, 1), (24, 24), 24, columns, False)
+    x = te.placeholder((1, 12, 12, 24), "float32", "x")
+    w = te.placeholder((-(-columns // 32), 2, 2, 2, 2, 24, 32), "float32", "w")
+    return te.create_prim_func([x, w, conv_transpose(x, w, geometry)])
+
+
 def computed(*batch: int) -> PrimFunc:
     """A product of two activations, as narrow as a panel."""
     a = te.placeholder((*batch, 96, 128), "float32", "a")
@@ -42,7 +58,7 @@ def weights_of(func: PrimFunc) -> list[str]:
     return [graph.tensors[x.tensor].name for node in reductions for x in packed_reads(node)]
 
 
-@pytest.mark.parametrize("make", [product, filtering])
+@pytest.mark.parametrize("make", [product, filtering, convolution, transposed])
 @pytest.mark.parametrize("columns", [32, 64, 96])
 def test_weights_of_one_panel_and_of_several(make: Callable[[int], PrimFunc], columns: int) -> None:
     assert weights_of(make(columns)) == ["w"]

@@ -316,7 +316,7 @@ def _task(
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     memory_us, stall_us, bound = 0.0, 0.0, "compute"
-    held = graph.io_bytes < hw.own_cache_bytes * hw.cores * KEPT
+    held = graph.io_bytes < hw.own_cache_bytes * hw.cores * USABLE
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
             continue

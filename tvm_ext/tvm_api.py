@@ -82,6 +82,12 @@ def substitute(expr: Any, values: dict[Any, Any]) -> Any:
     return structural_map(expr, [(tirx.Var, lambda var: values.get(var, var))], order="post")
 
 
+def block_values(realize: Any) -> dict[Any, Any]:
+    """What a block's variables stand for where it is realized, by variable."""
+    variables = (axis.var for axis in realize.block.iter_vars)
+    return dict(zip(variables, realize.iter_values, strict=True))
+
+
 def uses(expr: Any, variable: Any) -> bool:
     """Whether the variable occurs in the expression."""
     found: list[bool] = []
@@ -248,6 +254,7 @@ __all__ = [
     "TensorLoad",
     "WalkResult",
     "array_of",
+    "block_values",
     "bound",
     "check_install",
     "constant",

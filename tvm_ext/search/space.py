@@ -23,7 +23,7 @@ from tvm_ext.search.evolve import evolve
 from tvm_ext.search.features import Estimate, Features, Predict, Rows
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import SketchRule, sketches
-from tvm_ext.tile.cut import Piece, cut, joined, parted, whole
+from tvm_ext.tile.cut import Piece, cut_for, joined, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import TilePlan
@@ -105,7 +105,7 @@ class TaskSpace:
         self.name = graph.signature
         self._beside_us = cache(beside_us)
         self._random = random.Random(f"{seed} {graph.signature}")
-        self.pieces: tuple[Piece, ...] = whole(graph) if hardware.kind == "cuda" else cut(graph)
+        self.pieces: tuple[Piece, ...] = cut_for(hardware.kind, graph)
         self._spaces = [
             PieceSpace(piece.graph, hardware, predict, rules, self._random) for piece in self.pieces
         ]

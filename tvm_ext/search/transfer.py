@@ -10,7 +10,7 @@ import numpy as np
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.search.cost_model import Example
 from tvm_ext.search.features import Features, Predict
-from tvm_ext.tile.cut import cut, parted, whole
+from tvm_ext.tile.cut import cut_for, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
 
@@ -44,8 +44,7 @@ def lessons(
         kept.setdefault(signature, []).append(plan)
     found: list[Example] = []
     for signature, plans in sorted(kept.items()):
-        graph = graphs[signature]
-        pieces = whole(graph) if hardware.kind == "cuda" else cut(graph)
+        pieces = cut_for(hardware.kind, graphs[signature])
         features = [Features(piece.graph, hardware) for piece in pieces]
         for plan in plans:
             try:

@@ -48,7 +48,7 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
         if all(vectorisable(graph, graph.nodes[place]) for place in reductions):
             anchors = reductions
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
-        return whole(graph)
+        return _whole(graph)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}
     for place, node in enumerate(graph.nodes):
         if place not in owner and node.kind == "map":
@@ -69,8 +69,12 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     return tuple(_piece(graph, tuple(run)) for run in runs)
 
 
-def whole(graph: TileGraph) -> tuple[Piece, ...]:
-    """The group as its only piece."""
+def cut_for(kind: str, graph: TileGraph) -> tuple[Piece, ...]:
+    """The pieces of a group on a kind of machine: a plan for GPUs is one of the whole group."""
+    return _whole(graph) if kind == "cuda" else cut(graph)
+
+
+def _whole(graph: TileGraph) -> tuple[Piece, ...]:
     return (Piece(graph, tuple(range(len(graph.nodes)))),)
 
 

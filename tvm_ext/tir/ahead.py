@@ -31,7 +31,15 @@ from tvm_ext.tir.requests import (
     serial,
     with_requests,
 )
-from tvm_ext.tvm_api import Analyzer, PrimFunc, prefetch_line, substitute, sums_up, tirx
+from tvm_ext.tvm_api import (
+    Analyzer,
+    PrimFunc,
+    block_values,
+    prefetch_line,
+    substitute,
+    sums_up,
+    tirx,
+)
 
 
 class _Box(NamedTuple):
@@ -82,8 +90,7 @@ def _boxes(
     """What a block reads and writes of tensors `outside` over all loops but those `shared`, some of
     which may have the values that follow. Only boxes of several rows that fill lines, and whose
     size is known."""
-    block, values = place.realize.block, place.realize.iter_values
-    bound = dict(zip((axis.var for axis in block.iter_vars), values, strict=True))
+    block, bound = place.realize.block, block_values(place.realize)
     own = place.loops[shared:]
     if not all(isinstance(loop.extent, tirx.IntImm) for loop in own):
         return

@@ -22,7 +22,7 @@ from typing import Any
 
 from tvm_ext.tir.read import loads
 from tvm_ext.tir.requests import MAX_LINES, flat, line_elements, places, serial, with_requests
-from tvm_ext.tvm_api import PrimFunc, prefetch_line, substitute, sums_up, tirx, uses
+from tvm_ext.tvm_api import PrimFunc, block_values, prefetch_line, substitute, sums_up, tirx, uses
 
 
 def with_prefetch(func: PrimFunc) -> PrimFunc:
@@ -42,7 +42,7 @@ def with_prefetch(func: PrimFunc) -> PrimFunc:
 def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any, list[Any]] | None:
     """The loop variable of the innermost step, and the statements to run in each of its steps."""
     block = realize.block
-    bound = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
+    bound = block_values(realize)
     reduced = [bound[iv.var] for iv in block.iter_vars if iv.iter_type == tirx.IterVar.CommReduce]
     over = [loop for loop in loops if any(uses(value, loop.loop_var) for value in reduced)]
     sweep = serial(over)

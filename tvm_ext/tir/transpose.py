@@ -26,6 +26,7 @@ from tvm_ext.tvm_api import (
     PrimFunc,
     Schedule,
     TensorLoad,
+    block_values,
     ir,
     loop_with,
     s_tir,
@@ -66,7 +67,7 @@ def _square(loop: Any) -> Any:
     store = realize.block.body
     if uses(realize.predicate, inner.loop_var) or not isinstance(store, tirx.BufferStore):
         return None
-    bound = dict(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values, strict=True))
+    bound = block_values(realize)
     sides = loop.loop_var, inner.loop_var
     target = _Side(
         store.buffer, [substitute(index, bound) for index in store.indices], sides[::-1], size

@@ -8,6 +8,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
+from tvm_ext.compute.conv_transpose import TransposedGeometry
+from tvm_ext.graph import legalise_conv_transpose
+from tvm_ext.hardware import get
+from tvm_ext.passes import predicted_us
+from tvm_ext.tvm_api import Target
 
 BOUND = 1e-5
 
@@ -59,8 +64,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_as_onnxruntime_and_by_a_plan_of_the_picker(case) -> None:
+FEW_CHANNELS = {
+    **{name: case for name, case in CASES.items() if case[1] <= 4 and len(case) == 7},
+    "to an image": (16, 3, (6, 7), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0)),
+    "to one channel, cropped": (16, 1, (9, 6), (3, 3), (2, 2), (1, 1, 1, 1), (0, 0)),
+    "a tap for each output": (16, 3, (6, 7), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0)),
+    "stride 3, cropped on both sides": (8, 2, (5, 7), (5, 4), (3, 3), (2, 1, 1, 2), (1, 0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "by_taps"),
+    [
+        *(pytest.param(case, False, id=name) for name, case in {**CASES, **FEW_CHANNELS}.items()),
+        *(pytest.param(case, True, id=f"{name}, taps") for name, case in FEW_CHANNELS.items()),
+    ],
+)
+def test_as_onnxruntime_and_by_plans_of_the_picker(
+    case, by_taps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(legalise_conv_transpose, "takes_taps", lambda *_: by_taps)
     model = transposed(*case)
     x = np.random.default_rng(1).standard_normal((2, case[0], *case[2]), dtype="float32")
     session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -69,7 +92,22 @@ def test_as_onnxruntime_and_by_a_plan_of_the_picker(case) -> None:
     (y,) = compiled(x)
     assert np.abs(y - expected).max() <= BOUND * np.abs(expected).max()
     kernels = [g for g in compiled.manifest.groups if "transpose_" in g.kind]
-    assert [(g.source, g.fallback) for g in kernels] == [("picker", ())]
+    assert {(g.source, g.fallback) for g in kernels} == {("picker", ())}
+    assert any("taps" in group.kind for group in kernels) == by_taps
+
+
+@pytest.mark.parametrize(
+    ("outputs", "chosen"),
+    [(1, True), (3, True), (64, False)],
+)
+def test_the_model_takes_all_taps_at_once_for_few_channels(outputs: int, chosen: bool) -> None:
+    hw = get("cpu/x86-avx2")
+    geometry = TransposedGeometry((4, 4), (2, 2), (1, 1), (128, 128), 64, outputs, False)
+    with Target(hw.target):
+        found = legalise_conv_transpose.takes_taps(
+            geometry, (1, 64, 64, 64), 8, lambda func: predicted_us(func, hw)
+        )
+    assert found == chosen
 
 
 def test_groups_are_left_to_tvm() -> None:

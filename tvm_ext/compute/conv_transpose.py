@@ -10,8 +10,8 @@ et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -61,16 +61,22 @@ class TransposedGeometry(msgspec.Struct, frozen=True):
         return tuple(padded(size, s) for size, s in zip(self.out_size, self.strides, strict=True))
 
 
-def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
-    """[C, O, k..] → [O/B, phase.., tap.., C, B]; depthwise [C, 1, k..] → [phase.., tap.., C]. What
-    a register tile of one phase reads lies in a row."""
-    rank = len(geometry.kernel)
+def by_phase(weight: np.ndarray, geometry: TransposedGeometry) -> np.ndarray:
+    """[C, O, k..] → [C, O, (phase, tap)..], zeros where a phase sees no tap of the kernel."""
     for axis, stride in enumerate(geometry.strides):
         place = 2 + 2 * axis
         moved = np.moveaxis(weight, place, 0)
         spread = np.zeros((stride, geometry.taps(axis), *moved.shape[1:]), weight.dtype)
         spread[geometry.places(axis)] = moved
         weight = np.moveaxis(spread, (0, 1), (place, place + 1))
+    return weight
+
+
+def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
+    """[C, O, k..] → [O/B, phase.., tap.., C, B]; depthwise [C, 1, k..] → [phase.., tap.., C]. What
+    a register tile of one phase reads lies in a row."""
+    rank = len(geometry.kernel)
+    weight = by_phase(weight, geometry)
     phases, taps = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
     if geometry.depthwise:
         return weight.transpose(*phases, *taps, 0, 1)[..., 0]
@@ -81,10 +87,19 @@ def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int
     return np.moveaxis(weight.reshape(*weight.shape[:-1], -1, block), -2, 0)
 
 
-def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
-    """The transposed convolution of x [n, spatial.., C] by a weight of `pack_transposed`:
-    [n, out.., O]."""
-    rank = len(geometry.kernel)
+class Reading(NamedTuple):
+    """How the outputs of a transposed convolution read its data."""
+
+    data: Tensor
+    """The data, padded where outputs read beside it."""
+    position: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    """Of an output's place and of taps: where in the data."""
+    phases: Callable[[Sequence[Any]], list[Any]]
+    """Of an output's place: which of the kernels inside the kernel it sees."""
+
+
+def reading(x: Tensor, geometry: TransposedGeometry) -> Reading:
+    """The places that outputs read of x [n, spatial.., C], padded."""
     before, after, ahead = [], [], []
     for axis, (stride, pad) in enumerate(zip(geometry.strides, geometry.pad, strict=True)):
         reach = geometry.reach(axis)
@@ -94,9 +109,8 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
         ahead.append(pad // stride - reach + before[-1])
     if any((*before, *after)):
         x = topi.nn.pad(x, [0, *before, 0], [0, *after, 0], name="pad")
-    taps = [te.reduce_axis((0, geometry.taps(axis)), name=f"k{axis}") for axis in range(rank)]
 
-    def position(at: Sequence[Any]) -> list[Any]:
+    def position(at: Sequence[Any], taps: Sequence[Any]) -> list[Any]:
         found = []
         for axis, (h, stride) in enumerate(zip(at, geometry.strides, strict=True)):
             late = tirx.floormod(h, stride) if stride == 2 and geometry.pad[axis] % 2 else 0
@@ -106,28 +120,42 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
     def phases(at: Sequence[Any]) -> list[Any]:
         return [tirx.floormod(h, s) for h, s in zip(at, geometry.strides, strict=True)]
 
+    return Reading(x, position, phases)
+
+
+def tap_axes(geometry: TransposedGeometry) -> list[Any]:
+    """A reduction axis for each spatial axis: the taps that an output sees."""
+    taps = map(geometry.taps, range(len(geometry.kernel)))
+    return [te.reduce_axis((0, count), name=f"k{axis}") for axis, count in enumerate(taps)]
+
+
+def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
+    """The transposed convolution of x [n, spatial.., C] by a weight of `pack_transposed`:
+    [n, out.., O]."""
+    x, position, phases = reading(x, geometry)
+    taps = tap_axes(geometry)
     if geometry.depthwise:
 
         def depthwise(n: Any, *at: Any) -> Any:
             *place, o = at
             weighted = weight(*phases(place), *taps, o)
-            return te.sum(x(n, *position(place), o) * weighted, axis=taps)
+            return te.sum(x(n, *position(place, taps), o) * weighted, axis=taps)
 
         shape = (x.shape[0], *geometry.whole_size, geometry.out_channels)
-        return _crop(te.compute(shape, depthwise, name="depthwise_transpose"), geometry)
+        return cropped(te.compute(shape, depthwise, name="depthwise_transpose"), geometry)
     block = int(weight.shape[-1])
     channel = te.reduce_axis((0, geometry.in_channels), name="c")
 
     def dense(n: Any, *at: Any) -> Any:
         *place, o = at
         weighted = weight(o // block, *phases(place), *taps, channel, o % block)
-        return te.sum(x(n, *position(place), channel) * weighted, axis=[*taps, channel])
+        return te.sum(x(n, *position(place, taps), channel) * weighted, axis=[*taps, channel])
 
     shape = (x.shape[0], *geometry.whole_size, int(weight.shape[0]) * block)
-    return _crop(te.compute(shape, dense, name="conv_transpose"), geometry)
+    return cropped(te.compute(shape, dense, name="conv_transpose"), geometry)
 
 
-def _crop(y: Tensor, geometry: TransposedGeometry) -> Tensor:
+def cropped(y: Tensor, geometry: TransposedGeometry) -> Tensor:
     """The result without what only makes strides and blocks whole; an epilogue takes this in."""
     wanted = (int(y.shape[0]), *geometry.out_size, geometry.out_channels)
     if tuple(int(extent) for extent in y.shape) == wanted:

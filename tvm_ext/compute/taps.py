@@ -3,6 +3,10 @@
     t[n, h, w, (k, o)] = sum over c of x[n, h, w, c] * w[o, k, c]
     y[n, h, w, o]      = sum over k of t[n, h + k_h - pad, w + k_w - pad, (k, o)]
 
+and transposed, by stride s, where an output sees every s-th tap only:
+
+    y[n, h, w, o] = sum over j of t[n, h // s + j_h - .., w // s + j_w - .., (j, h % s, w % s, o)]
+
 Three output channels fill three lanes of a vector; of nine taps of three channels there are 27
 (kn2row: Vasudevan, Anderson and Gregg, ASAP 2017, whose planes are channels-last here). The last
 layer of an image generator, 64 channels of 256 x 256 to 3: 7.2 ms directly.
@@ -18,6 +22,13 @@ import numpy as np
 
 from tvm_ext.compute.blocking import padded
 from tvm_ext.compute.conv import ConvGeometry, padded_data
+from tvm_ext.compute.conv_transpose import (
+    TransposedGeometry,
+    by_phase,
+    cropped,
+    reading,
+    tap_axes,
+)
 from tvm_ext.tvm_api import te
 
 Tensor = Any
@@ -67,3 +78,48 @@ def shifted_sum(t: Tensor, geometry: ConvGeometry) -> Tensor:
         return te.sum(t(n, *shifted, tap * geometry.out_channels + o), axis=taps)
 
     return te.compute((t.shape[0], *out, geometry.out_channels), body, name="taps")
+
+
+def applies_transposed(geometry: TransposedGeometry, lanes: int) -> bool:
+    """`applies` for a transposed convolution."""
+    few = 2 * geometry.out_channels <= lanes and not geometry.depthwise
+    return few and prod(geometry.kernel) > 1
+
+
+def transposed_product(geometry: TransposedGeometry, lanes: int) -> ConvGeometry:
+    """The 1 x 1 convolution that makes t of a transposed one; its columns are whole vectors."""
+    rank = len(geometry.kernel)
+    ones, zeros = (1,) * rank, (0,) * rank
+    taps = prod(s * geometry.taps(axis) for axis, s in enumerate(geometry.strides))
+    columns = padded(taps * geometry.out_channels, lanes)
+    return ConvGeometry(ones, ones, zeros, zeros, ones, 1, geometry.in_channels, columns)
+
+
+def transposed_columns(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
+    """[C, O, k..]  →  [(tap.., phase.., O), 1.., C], padded by zeros: the weight of
+    `transposed_product`. Phases of the last axis and channels are what lies in a row of y."""
+    rank = len(geometry.kernel)
+    spread = by_phase(weight, geometry)
+    rows = spread.transpose(*range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2), 1, 0)
+    rows = rows.reshape(-1, geometry.in_channels)
+    extra = padded(len(rows), lanes) - len(rows)
+    return np.pad(rows, ((0, extra), (0, 0))).reshape(-1, *(1,) * rank, geometry.in_channels)
+
+
+def transposed_sum(t: Tensor, geometry: TransposedGeometry) -> Tensor:
+    """y of t [n, spatial.., columns], of a transposed convolution."""
+    t, position, phases = reading(t, geometry)
+    counts = [geometry.taps(axis) for axis in range(len(geometry.kernel))]
+    several = prod(counts) > 1
+    taps = tap_axes(geometry) if several else [0] * len(counts)
+
+    def body(n: Any, *at: Any) -> Any:
+        *place, o = at
+        column = 0
+        for index, size in zip([*taps, *phases(place)], [*counts, *geometry.strides], strict=True):
+            column = column * size + index
+        element = t(n, *position(place, taps), column * geometry.out_channels + o)
+        return te.sum(element, axis=taps) if several else element
+
+    shape = (t.shape[0], *geometry.whole_size, geometry.out_channels)
+    return cropped(te.compute(shape, body, name="taps_transpose"), geometry)

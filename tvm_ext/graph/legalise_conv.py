@@ -105,7 +105,17 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     x = call.args[0]
     if m == TAPS:
-        return _by_taps(builder, x, weight, geometry, name, options.lanes)
+        product = taps.product_geometry(geometry, options.lanes)
+        return by_taps(
+            builder,
+            x,
+            taps.tap_columns(weight, options.lanes),
+            product,
+            lambda data: taps.shifted_sum(data, geometry),
+            key=geometry,
+            name=name,
+            lanes=options.lanes,
+        )
     if m != DIRECT:
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
@@ -129,23 +139,29 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     )
 
 
-def _by_taps(
-    builder: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry, name: str, lanes: int
+def by_taps(
+    builder: Any,
+    x: Any,
+    weight: np.ndarray,
+    product: ConvGeometry,
+    summed: Callable[[Any], Any],
+    key: Any,
+    name: str,
+    lanes: int,
 ) -> Any:
-    """The product with all taps, and the sum of its results."""
-    product = taps.product_geometry(geometry, lanes)
+    """The product with the columns of all taps, and what sums its results up."""
     columns = builder.call_te(
         lambda data, filters: conv(data, filters, product, lanes),
         x,
-        constant(pack_weight(taps.tap_columns(weight, lanes), product, lanes)),
+        constant(pack_weight(weight, product, lanes)),
         key=product,
         primfunc_name_hint=f"{name}_columns",
         primfunc_attrs=FUSES_EPILOGUE,
     )
     return builder.call_te(
-        lambda data: taps.shifted_sum(data, geometry),
+        summed,
         builder.emit(columns),
-        key=geometry,
+        key=key,
         primfunc_name_hint=f"{name}_taps",
         primfunc_attrs=FUSES_EPILOGUE,
     )
@@ -214,19 +230,20 @@ def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: i
     """The convolution by one algorithm: its kernels, one after another."""
     data = te.placeholder(shape, "float32", name="data")
     if m == DIRECT:
-        return [_direct(data, geometry, lanes)]
+        return [direct_program(data, geometry, lanes)]
     if m == TAPS:
         product = taps.product_geometry(geometry, lanes)
         t = te.placeholder((*shape[:-1], product.out_channels), "float32", name="t")
         return [
-            _direct(data, product, lanes),
+            direct_program(data, product, lanes),
             te.create_prim_func([t, taps.shifted_sum(t, geometry)]),
         ]
     filters = te.placeholder(packed_shape(geometry, lanes, m), "float32", name="filters")
     return [te.create_prim_func([data, filters, winograd(data, filters, geometry, m)])]
 
 
-def _direct(data: Any, geometry: ConvGeometry, lanes: int) -> PrimFunc:
+def direct_program(data: Any, geometry: ConvGeometry, lanes: int) -> PrimFunc:
+    """The direct convolution of `data` as a kernel."""
     block = choose_block(geometry.out_channels, lanes)
     packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
     filters = te.placeholder(packed, "float32", name="filters")

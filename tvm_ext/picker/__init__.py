@@ -4,7 +4,7 @@
   register  the register tiles made of them
   order  of the loops
   perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
-  stream  the time of groups that touch each byte once, row by row or element by element
+  stream  groups that touch each byte once, row by row or element by element
   chain  a product between two transforms (Winograd);  attention: a softmax between two products
   strip  rows of several stages at a time, each piece planned by itself
   gpu    the same for thread blocks; gpu_perf the time of one

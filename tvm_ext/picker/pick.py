@@ -28,7 +28,6 @@ from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order, plain_order
 from tvm_ext.picker.perf import (
-    EVEN_TASKS,
     Candidate,
     compute_cycles,
     estimate,
@@ -38,7 +37,7 @@ from tvm_ext.picker.perf import (
 )
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
-from tvm_ext.picker.stream import row_by_row, streaming
+from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
 from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
 from tvm_ext.tile.attention import attention_stages
@@ -58,7 +57,7 @@ from tvm_ext.tile.classify import (
     vectorisable,
 )
 from tvm_ext.tile.cut import Piece, cut, joined
-from tvm_ext.tile.fuse import epilogue_of, row_tile
+from tvm_ext.tile.fuse import along_rows, epilogue_of
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
@@ -69,8 +68,6 @@ CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[T
 REGISTER_TILES = 6
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
-SERIAL_LAUNCHES = 3.0
-"""A stage shorter than this many parallel launches runs on one core."""
 
 
 def pick(
@@ -146,8 +143,9 @@ def pick_piece(
         found = list(tile_plans(graph, anchor, hardware, max(count, 1), core_tiles))
     else:
         rows = rows_plan(graph, hardware)
-        tiles = () if rows else tile_plans(graph, anchor, hardware, max(count, 1), core_tiles)
-        found = [rows] if rows else list(tiles)
+        apart = rows is None or not along_rows(graph)
+        tiles = tile_plans(graph, anchor, hardware, max(count, 1), core_tiles) if apart else ()
+        found = list(tiles) or [plan for plan in (rows,) if plan]
     if split := split_plan(graph, anchor, hardware):
         found.append(split)
     ranked = in_company(graph, sorted(found, key=_latency), hardware, alone=alone)
@@ -219,73 +217,6 @@ def _latency(candidate: Candidate) -> float:
 def _unhindered(candidate: Candidate) -> float:
     """The time if nothing but arithmetic and traffic took any."""
     return overlapped_us(candidate.estimate.compute_us, candidate.estimate.memory_us)
-
-
-def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
-    """Contiguous boxes, shared out evenly; on one core if a launch would cost more."""
-    node = graph.nodes[anchor]
-    extent = prod(node.extents)
-    lanes = lanes_for(extent, hw, widest_bytes(graph, node))
-    parallel = _worth_parallel(graph, hw, lanes)
-    plan = TilePlan(
-        rule="flat",
-        anchor=anchor,
-        tiles=(
-            LevelTile(
-                "core", contiguous_tile(node, hw.cores, lanes) if parallel else Tile(node.extents)
-            ),
-        ),
-        order=tuple(range(len(node.axes))),
-        parallel=int(parallel),
-        lanes=lanes,
-    )
-    return Candidate(plan, streaming(graph, hw, lanes, hw.cores if parallel else 1))
-
-
-def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
-    """The largest contiguous box whose count the cores share evenly.
-
-    Whole inner axes, one axis cut by a divisor, ones outside. A tensor with a single axis to cut is
-    cut into one piece per core and a short tail.
-    """
-    extents = node.extents
-    outer = 1
-    for axis, extent in enumerate(extents):
-        rest = extents[axis + 1 :]
-        if prod(rest) == 1:
-            size = max(1, extent // cores // lanes * lanes) if outer % cores else extent
-            return Tile((*(1,) * axis, max(1, size), *rest))
-        for parts in range(1, extent + 1):
-            tasks = outer * parts
-            if extent % parts == 0 and (tasks % cores == 0 or tasks >= EVEN_TASKS * cores):
-                return Tile((*(1,) * axis, extent // parts, *rest))
-        outer *= extent
-    return Tile(extents)
-
-
-def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
-    """The last stage one row at a time with all stages before it; None if rows share work."""
-    found = row_tile(graph)
-    if found is None:
-        return None
-    tile, rows, tiles = found
-    anchor = len(graph.nodes) - 1
-    node = graph.nodes[anchor]
-    count = prod(node.axes[axis].extent for axis in node.space[:rows])
-    dtype_bytes = widest_bytes(graph, node)
-    inner = max(axis.extent for i in tiles for axis in graph.nodes[i].axes[-1:])
-    lanes = lanes_for(inner, hw, dtype_bytes)
-    parallel = rows > 0 and count > 1 and _worth_parallel(graph, hw, lanes)
-    plan = TilePlan(
-        rule="rows",
-        anchor=anchor,
-        tiles=(LevelTile("core", tile),),
-        order=tuple(range(len(node.axes))),
-        parallel=rows if parallel else 0,
-        lanes=lanes,
-        attach=tuple(Attach(i, "core") for i in range(anchor)),
-    )
-    return Candidate(plan, row_by_row(graph, hw, plan))
 
 
 def tile_plans(
@@ -388,8 +319,3 @@ def _cycles_per_point(
     full = Tile(node.extents)
     moved = shifts(graph, node, full, tile, lanes)
     return compute_cycles(graph, node, full, tile, lanes, hw, moved or ())
-
-
-def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:
-    serial = streaming(graph, hw, lanes, 1).latency_us
-    return hw.cores > 1 and serial > SERIAL_LAUNCHES * hw.launch_us

@@ -1,13 +1,90 @@
-"""The time of groups that touch each byte once: element-wise ones, and chains of reductions."""
+"""Plans and times of groups that touch each byte once: element-wise ones, and chains of reductions
+along rows."""
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import USABLE, Estimate
+from tvm_ext.picker.align import lanes_for
+from tvm_ext.picker.anchor import widest_bytes
+from tvm_ext.picker.perf import EVEN_TASKS, USABLE, Candidate, Estimate
 from tvm_ext.picker.traffic import holding_gbps
-from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.fuse import row_tile
+from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
-from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+SERIAL_LAUNCHES = 3.0
+"""A stage shorter than this many parallel launches runs on one core."""
+
+
+def flat_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
+    """Contiguous boxes, shared out evenly; on one core if a launch would cost more."""
+    node = graph.nodes[anchor]
+    extent = prod(node.extents)
+    lanes = lanes_for(extent, hw, widest_bytes(graph, node))
+    parallel = _worth_parallel(graph, hw, lanes)
+    plan = TilePlan(
+        rule="flat",
+        anchor=anchor,
+        tiles=(
+            LevelTile(
+                "core", contiguous_tile(node, hw.cores, lanes) if parallel else Tile(node.extents)
+            ),
+        ),
+        order=tuple(range(len(node.axes))),
+        parallel=int(parallel),
+        lanes=lanes,
+    )
+    return Candidate(plan, streaming(graph, hw, lanes, hw.cores if parallel else 1))
+
+
+def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
+    """The largest contiguous box whose count the cores share evenly.
+
+    Whole inner axes, one axis cut by a divisor, ones outside. A tensor with a single axis to cut is
+    cut into one piece per core and a short tail.
+    """
+    extents = node.extents
+    outer = 1
+    for axis, extent in enumerate(extents):
+        rest = extents[axis + 1 :]
+        if prod(rest) == 1:
+            size = max(1, extent // cores // lanes * lanes) if outer % cores else extent
+            return Tile((*(1,) * axis, max(1, size), *rest))
+        for parts in range(1, extent + 1):
+            tasks = outer * parts
+            if extent % parts == 0 and (tasks % cores == 0 or tasks >= EVEN_TASKS * cores):
+                return Tile((*(1,) * axis, extent // parts, *rest))
+        outer *= extent
+    return Tile(extents)
+
+
+def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
+    """The last stage one row at a time with all stages before it; None if rows share work."""
+    found = row_tile(graph)
+    if found is None:
+        return None
+    tile, rows, tiles = found
+    anchor = len(graph.nodes) - 1
+    node = graph.nodes[anchor]
+    count = prod(node.axes[axis].extent for axis in node.space[:rows])
+    dtype_bytes = widest_bytes(graph, node)
+    inner = max(axis.extent for i in tiles for axis in graph.nodes[i].axes[-1:])
+    lanes = lanes_for(inner, hw, dtype_bytes)
+    parallel = rows > 0 and count > 1 and _worth_parallel(graph, hw, lanes)
+    plan = TilePlan(
+        rule="rows",
+        anchor=anchor,
+        tiles=(LevelTile("core", tile),),
+        order=tuple(range(len(node.axes))),
+        parallel=rows if parallel else 0,
+        lanes=lanes,
+        attach=tuple(Attach(i, "core") for i in range(anchor)),
+    )
+    return Candidate(plan, row_by_row(graph, hw, plan))
 
 
 def streaming(graph: TileGraph, hw: HardwareModel, lanes: int, cores: int) -> Estimate:
@@ -39,3 +116,8 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     latency_us = max(whole.compute_us, memory_us) + launch_us
     bound = "compute" if whole.compute_us > memory_us else whole.bound
     return Estimate(latency_us, whole.compute_us, memory_us, bound)
+
+
+def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:
+    serial = streaming(graph, hw, lanes, 1).latency_us
+    return hw.cores > 1 and serial > SERIAL_LAUNCHES * hw.launch_us

@@ -17,6 +17,7 @@ from tvm_ext.picker.align import (
     core_extents,
     lanes_for,
     packed_divisor,
+    tile_lanes,
 )
 from tvm_ext.picker.anchor import (
     choose_anchor,
@@ -234,7 +235,8 @@ def tile_plans(
     lanes = 1
     if vector is not None:
         divisor = packed_divisor(node, vector)
-        lanes = lanes_for(node.axes[vector].extent, hw, dtype_bytes, divisor)
+        fitting = tile_lanes if node.kind == "reduce" else lanes_for
+        lanes = fitting(node.axes[vector].extent, hw, dtype_bytes, divisor)
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     intertwined = any(shares_index(node, axis) for axis in node.space)

@@ -100,8 +100,11 @@ class Annotator:
 
     def _tile(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles, core tiles of whole register tiles, any order, any place of stages."""
+        vector = vector_axis(node)
         lanes = self._width()
-        register, core = self._extents(node, vector_axis(node), lanes)
+        if vector is not None:
+            lanes = min(lanes, node.axes[vector].extent)
+        register, core = self._extents(node, vector, lanes)
         order = (*self._shuffled(node.space), *self._shuffled(node.reduce))
         parallel = loops_in_use(node, core, order)
         levels = ["root", "register", *(["core"] if parallel else [])]

@@ -40,7 +40,7 @@ class Step(nn.Module):
         cache = tf.DynamicCache()
         for layer, (key, value) in enumerate(zip(kept[::2], kept[1::2], strict=True)):
             cache.update(key, value, layer)
-        place = torch.full((1, 1), kept[0].shape[2])
+        place = torch.full((1, 1), kept[0].shape[2], dtype=torch.int64)
         found = self.model(input_ids=word, past_key_values=cache, position_ids=place)
         layers = found.past_key_values.layers
         return (

@@ -5,17 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from funcs import prepared_graph
+from msgspec.structs import replace
 
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
+from tvm_ext.hardware import get
+from tvm_ext.picker import pick
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.legal import is_legal
+from tvm_ext.tile.plan import Attach
 from tvm_ext.tvm_api import te, tirx, topi
 
 
 def relu(x: Any) -> Any:
     return te.compute(x.shape, lambda *at: tirx.max(x[at], tirx.const(0.0, "float32")), name="relu")
+
+
+def test_what_pads_a_result_is_no_epilogue_of_it() -> None:
+    """It would leave the padding of its buffer as it was: every register tile writes its own part
+    only (a stride of 2 behind a product, padded at the end; wrong in batches, where no strip has
+    the padding first)."""
+    x = te.placeholder((2, 8, 8, 16), "float32", "x")
+    w = te.placeholder((16, 32), "float32", "w")
+    k = te.reduce_axis((0, 16), "k")
+    y = te.compute((2, 8, 8, 32), lambda n, h, v, c: te.sum(x[n, h, v, k] * w[k, c], axis=k), "y")
+    for after, fused in ((0, 1), (1, None)):
+        whole = topi.nn.pad(topi.nn.relu(y), (0, 0, 0, 0), (0, after, after, 0))
+        graph = prepared_graph(te.create_prim_func([x, w, whole]))
+        assert epilogue_of(graph, 0) == fused
+        plan = pick(graph, get("cpu/x86-avx2"))[0].plan
+        attached = replace(plan, attach=(Attach(1, "register"),))
+        assert is_legal(graph, attached, plan.lanes) == (fused is not None)
 
 
 def test_groups_side_by_side_have_an_epilogue() -> None:

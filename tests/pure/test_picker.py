@@ -21,7 +21,7 @@ from tvm_ext.picker import Candidate, exchange_us, pick
 from tvm_ext.picker.perf import pieces
 from tvm_ext.picker.traffic import staging_us
 from tvm_ext.tile import LevelTile, Tile, TileGraph, TilePlan, encode_plan
-from tvm_ext.tile.classify import is_square
+from tvm_ext.tile.classify import is_square, vector_axis
 from tvm_ext.tile.shift import plan_shifts
 
 MACHINES = ("cpu/x86-avx512", "cpu/x86-avx2", "cpu/x86-sse", "arm/neoverse-n1")
@@ -39,7 +39,9 @@ def assert_plan_fits(graph: TileGraph, candidate: Candidate, hw: HardwareModel) 
     node = graph.nodes[plan.anchor]
     assert sorted(plan.order) == list(range(len(node.axes)))
     assert 1 <= plan.lanes <= hw.lanes(graph.tensors[node.write.tensor].dtype_bytes)
-    assert plan.lanes & (plan.lanes - 1) == 0, "vectors are powers of two"
+    vector = vector_axis(node)
+    short = plan.rule == "tile" and vector is not None and plan.lanes == node.extents[vector]
+    assert short or plan.lanes & (plan.lanes - 1) == 0, "vectors are powers of two"
     assert 0 <= plan.parallel <= (1 if plan.rule == "split" else len(node.space))
     assert plan.at("core").fits(node.axes)
     if plan.rule == "tile":

@@ -10,18 +10,22 @@ from tvm_ext.tile.infer import propagate
 
 
 def epilogue_of(graph: TileGraph, anchor: int) -> int | None:
-    """The only consumer of the anchor, if it walks the anchor's output element by element."""
+    """The only consumer of the anchor, if it walks the anchor's output element by element, and no
+    further: padding would be left out of every register tile."""
     consumers = graph.consumers(anchor)
     if len(consumers) != 1 or graph.nodes[anchor].kind != "reduce":
         return None
     node = graph.nodes[consumers[0]]
     written = graph.nodes[anchor].write.tensor
-    rank = len(graph.tensors[written].shape)
+    shape = graph.tensors[written].shape
+    rank = len(shape)
     reads = [access for access in node.reads if access.tensor == written]
     aligned = len(reads) == 1 and node.kind == "map" and len(node.axes) == rank
     for place, dim in enumerate(reads[0].dims) if aligned else ():
         unit = tuple(int(i == place) for i in range(rank))
         if dim is None or dim.coeffs != unit or dim.offset or dim.div > 1 or dim.mod:
+            return None
+        if node.extents[place] > shape[place]:
             return None
     return consumers[0] if aligned else None
 

@@ -20,6 +20,7 @@ from tvm_ext.tile.classify import (
     split_axis,
     transform_chain,
 )
+from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import is_parted, plan_shifts
@@ -128,6 +129,10 @@ def check_tile(
         raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
     if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
         raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
+    for entry in plan.attach:
+        later = entry.level == "register" and entry.stage > plan.anchor
+        if later and entry.stage != epilogue_of(graph, plan.anchor):
+            raise PlanError("attach", f"plan: stage {entry.stage} is no epilogue of {node.name}")
     for read in plan.staged:
         if not 0 <= read < len(node.reads):
             raise PlanError("staged", f"plan: stage {plan.anchor} has no read {read}")

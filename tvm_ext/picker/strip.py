@@ -45,10 +45,10 @@ def strip_candidates(graph: TileGraph, hw: HardwareModel, pick: Pick) -> list[Ca
     found: list[Candidate] = []
     if len(cut(graph, least=1)) < 2:
         return found
-    own = one_core(hw)
     for tile in _tiles(graph, hw):
         part = strip(graph, tile)
         assert part is not None
+        own = one_core(hw, part.graph)
         best = [pick(piece.graph, own)[:1] for piece in part.pieces]
         plans = [candidates[0].plan for candidates in best if candidates]
         if len(plans) == len(part.pieces) and all(p.rule in PIECE_RULES for p in plans):
@@ -84,7 +84,7 @@ def strip_estimate(
     part = strip(graph, plan.at("core"))
     if part is None or len(part.pieces) != len(plan.also):
         raise KeyError(f"plan by strips of {len(plan.also)} pieces for another group")
-    own = one_core(hw)
+    own = one_core(hw, part.graph)
     pairs = zip(part.pieces, plan.also, strict=True)
     return _estimate(
         graph,
@@ -95,8 +95,9 @@ def strip_estimate(
     )
 
 
-def one_core(hw: HardwareModel) -> HardwareModel:
-    """A core of the machine with its share of what cores share, and the last cache as memory."""
+def one_core(hw: HardwareModel, part: TileGraph) -> HardwareModel:
+    """A core of the machine with its share of what cores share; the last cache is its memory, if
+    what lies between the stages of a strip has room there."""
 
     def share(level: MemoryLevel) -> MemoryLevel:
         if not level.shared:
@@ -105,21 +106,29 @@ def one_core(hw: HardwareModel) -> HardwareModel:
         size = level.size_bytes // hw.cores
         return msgspec.structs.replace(level, size_bytes=size, gbps=rate, total_gbps=rate)
 
-    return msgspec.structs.replace(hw, cores=1, levels=tuple(map(share, hw.levels[:-1])))
+    levels = tuple(map(share, hw.levels))
+    held = _between(part) <= levels[-2].size_bytes
+    return msgspec.structs.replace(hw, cores=1, levels=levels[:-1] if held else levels)
+
+
+def _between(graph: TileGraph) -> int:
+    """Bytes of what lies between the stages."""
+    return sum(tensor.size_bytes for tensor in graph.tensors if tensor.role == "inner")
 
 
 def _tiles(graph: TileGraph, hw: HardwareModel) -> Iterator[Tile]:
     """Strips that the cores share evenly: the highest, the highest of which what lies between the
-    stages has room in a core's caches, and the highest that make enough tasks to be handed out."""
+    stages has room in a core's caches, the highest that make enough tasks to be handed out, and the
+    lowest (of a batch single images)."""
     axes = graph.nodes[-1].axes
-    between = sum(tensor.size_bytes for tensor in graph.tensors if tensor.role == "inner")
+    between = _between(graph)
     room = hw.own_cache_bytes * USABLE
     counts = {tile: prod(tile.counts(axes)) for tile in strip_tiles(graph)}
     many = EVEN_TASKS * hw.cores
     even = [tile for tile, count in counts.items() if count % hw.cores == 0 or count >= many]
     fit = [tile for tile in even if between / counts[tile] <= room]
     handed = [tile for tile in even if counts[tile] >= many]
-    yield from dict.fromkeys((*even[:1], *fit[:1], *handed[:1]))
+    yield from dict.fromkeys((*even[:1], *fit[:1], *handed[:1], *even[-1:]))
 
 
 def _estimate(

@@ -16,7 +16,16 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 
 LEVELS = {
-    0: {"errors", "flags", "shield", "tvm_api", "tvm_lowering", "tvm_steal", "without_torch"},
+    0: {
+        "errors",
+        "flags",
+        "shield",
+        "tvm_api",
+        "tvm_indices",
+        "tvm_lowering",
+        "tvm_steal",
+        "without_torch",
+    },
     1: {"tile", "hardware"},
     2: {"records", "tir", "frontend", "compute"},
     3: {"picker", "search", "measure", "graph", "report"},

@@ -8,12 +8,12 @@ from typing import Any
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    TensorLoad,
     element_bytes,
     structural_map,
     tirx,
     tvm,
 )
+from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_steal import steal_tasks
 
 PASS_CONFIG: dict[str, Any] = {
@@ -69,49 +69,6 @@ def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     return func.with_body(structural_map(func.body, kinds, order="post"))
 
 
-def _wide(index: Any) -> Any:
-    """The same index in 64 bits, from its variables and numbers on."""
-    if isinstance(index, tirx.IntImm):
-        return tirx.const(int(index.value), "int64")
-    if isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
-        return type(index)(_wide(index.a), _wide(index.b))
-    if isinstance(index, tirx.Ramp):
-        return tirx.Ramp(_wide(index.base), _wide(index.stride), index.lanes)
-    return tirx.Cast("int64", index)
-
-
-def _one_place(index: Any) -> bool:
-    """Whether an index is a 32-bit number, or that of a vector of neighbours."""
-    if isinstance(index, tirx.Ramp):
-        return isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1
-    return str(index.ty.dtype) == "int32"
-
-
-def _wide_load(load: Any) -> Any:
-    if not all(map(_one_place, load.indices)):
-        return load
-    return tirx.BufferLoad(load.source, [_wide(index) for index in load.indices])
-
-
-def _wide_store(store: Any) -> Any:
-    if not all(map(_one_place, store.indices)):
-        return store
-    return tirx.BufferStore(store.buffer, store.value, [_wide(index) for index in store.indices])
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="WideIndices")
-def wide_indices(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Computes places in 64 bits, x[sext(i * 960 + k)] → x[sext(i) * 960 + sext(k)], once nothing
-    of TVM's has to understand them any more.
-
-    LLVM gives up that sums do not overflow as it reorders them. A sum in 32 bits then has to be
-    made before it is an address: 14 rows of a product took 28 registers and additions in every step
-    (392 x 320 x 960: 765 → 472 us).
-    """
-    kinds = [(TensorLoad, _wide_load), (tirx.BufferStore, _wide_store)]
-    return func.with_body(structural_map(func.body, kinds, order="post"))
-
-
 def _tir_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
@@ -123,7 +80,9 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
             return lower(mod)
 
     def host() -> Any:
-        return tvm.transform.Sequential([steal_tasks, place_buffers, wide_indices, finalize_host()])
+        return tvm.transform.Sequential(
+            [plain_indices, steal_tasks, place_buffers, finalize_host()]
+        )
 
     return run, host, finalize_device
 

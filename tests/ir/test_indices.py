@@ -1,0 +1,83 @@
+"""Places in memory: linear where they are, and in 64 bits."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tvm_ext.tvm_api import (
+    Analyzer,
+    Target,
+    TensorLoad,
+    structural_walk,
+    substitute,
+    te,
+    tirx,
+    tvm,
+    variables,
+)
+from tvm_ext.tvm_indices import linear, plain_indices
+from tvm_ext.tvm_lowering import PASS_CONFIG, TIR_PIPELINE
+
+TILE, TASK, K = (tirx.Var(name, "int32") for name in ("tile", "task", "k"))
+EXTENTS = {TILE: 14, TASK: 20, K: 240}
+
+
+def value(expr: Any, **at: int) -> int:
+    """An index at one place."""
+    names = {"tile": TILE, "task": TASK, "k": K}
+    known = {names[name]: tirx.const(number, "int32") for name, number in at.items()}
+    return int(Analyzer().simplify(substitute(expr, known)))
+
+
+def divisions(expr: Any) -> int:
+    """Quotients and remainders in an index."""
+    found: list[Any] = []
+    structural_walk(expr, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
+    return len(found)
+
+
+ROW = (TILE * 14 + 11) // 49 * 47040 + (TILE * 2 + 1) % 7 * 6720 + K * 4 + 3840
+CASES = {
+    # name: (index, quotients and remainders that stay)
+    "rows of 8 images": (ROW, 0),
+    "beside a task's own": (TASK // 10 * 188160 + ROW, 1),
+    "taken away": (K * 4 - (TILE // 3 * 30 + TILE % 3 * 10), 0),
+    "of two axes": ((TASK * 14 + TILE) // 7 * 70 + (TASK * 14 + TILE) % 7 * 10 + K, 0),
+    "another step in each row": ((TILE * 14 + 11) // 49 * 47041 + (TILE * 2 + 1) % 7 * 6720, 2),
+    "the last one moved back": (tirx.min(TILE * 14, 178) // 7 * 70 + K, 1),
+    "no quotient": (TILE * 960 + K, 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_index_is_linear_where_it_can_be_and_the_same_everywhere(name: str) -> None:
+    index, stay = CASES[name]
+    found = linear(index, EXTENTS)
+    assert divisions(found) == stay
+    used = {str(axis.name): axis for axis in variables(index)}
+    for numbers in product(*([0, 1, 6, EXTENTS[axis] - 1] for axis in used.values())):
+        at = dict(zip(used, numbers, strict=True))
+        assert value(found, **at) == value(index, **at)
+
+
+def test_axes_of_unknown_or_too_many_values_stay() -> None:
+    assert divisions(linear(ROW, {K: 240})) == 2
+    assert divisions(linear(ROW, EXTENTS | {TILE: 1 << 20})) == 2
+
+
+def test_kernels_have_64_bit_places() -> None:
+    x = te.placeholder((4, 7, 7, 5), "float32", "x")
+    y = te.compute((196, 5), lambda r, c: x[r // 49, r % 49 // 7, r % 7, c] * 2.0, "y")
+    lower, *_ = tirx.get_tir_pipeline(TIR_PIPELINE)
+    bound = tirx.transform.BindTarget(Target("llvm", host="llvm"))
+    with tvm.transform.PassContext(config=PASS_CONFIG):
+        mod = plain_indices(lower(bound(tvm.IRModule({"main": te.create_prim_func([x, y])}))))
+    loads: list[Any] = []
+    structural_walk(mod["main"].body, (TensorLoad, loads.append))
+    places = [index for load in loads for index in load.indices]
+    assert places
+    assert {str(index.ty.dtype) for index in places} == {"int64"}
+    assert sum(map(divisions, places)) == 0

@@ -69,7 +69,7 @@ def left_out(task: Task, plan: TilePlan, trace: Any) -> tuple[str, ...]:
         "padding read in place": inlined,
         "transposition by squares of vectors": squares,
         "prefetched panels": any(part.prefetch for part in parts),
-        "data of the next task asked for ahead": any(part.ahead for part in parts),
+        "data of what comes next asked for ahead": any(part.ahead for part in parts),
         "tensors that are slices of others": bool(task.slices),
     }
     return tuple(what for what, applies in done.items() if applies)

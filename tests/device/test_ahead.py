@@ -1,4 +1,5 @@
-"""Asking for a chain's next task: which lines, once each, none of others, and that results stay."""
+"""Asking for what comes next, a chain's task or a register tile: which lines, none of others, and
+that results stay."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from this_host import skip_unless_it_runs
 
 from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.dense import dense
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import resolve
@@ -21,7 +23,7 @@ from tvm_ext.search import neighbours, sketches
 from tvm_ext.search.annotate import Annotator
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.legal import can_ask_ahead
-from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import (
     Analyzer,
@@ -168,11 +170,11 @@ def test_results_stay() -> None:
         assert np.array_equal(*results)
 
 
-def test_only_tasks_of_chains_can_ask() -> None:
+def test_only_chains_in_tasks_and_register_tiles_can_ask() -> None:
     func = program()
     plan = plan_of(func, 1, 8, OUTER)
     root = replace(plan, attach=tuple(replace(entry, level="root") for entry in plan.attach))
-    for other in (replace(plan, rule="tile"), root, replace(plan, parallel=0)):
+    for other in (replace(plan, rule="flat"), root, replace(plan, parallel=0)):
         with pytest.raises(PlanError, match="no next task"):
             write(func, other)
 
@@ -190,8 +192,11 @@ def test_the_search_tries_both() -> None:
     die = Annotator(prepared.graph, LANES, random.Random(0))
     drawn = [die.draw(sketch) for sketch in sketches(prepared.graph, 2) for _ in range(40)]
     chains = [other for other in drawn if other.rule == "chain"]
-    assert {other.ahead for other in chains if can_ask_ahead(other)} == {True, False}
-    assert all(can_ask_ahead(other) for other in chains if other.ahead)
+    assert {other.ahead for other in chains if can_ask_ahead(prepared.graph, other)} == {
+        True,
+        False,
+    }
+    assert all(can_ask_ahead(prepared.graph, other) for other in chains if other.ahead)
 
 
 def test_the_picker_asks_where_data_leaves_a_cores_own_caches() -> None:
@@ -202,3 +207,77 @@ def test_the_picker_asks_where_data_leaves_a_cores_own_caches() -> None:
 
     assert first(224).ahead
     assert not first(16).ahead
+
+
+ROWS, DEPTH, COLUMNS = 56, 64, 64
+
+
+def residual_product(rows: int = ROWS, depth: int = DEPTH, columns: int = COLUMNS) -> PrimFunc:
+    """relu(x @ w + residual), the weight packed."""
+    x = te.placeholder((rows, depth), "float32", "x")
+    w = te.placeholder((columns // 32, depth, 32), "float32", "w")
+    residual = te.placeholder((rows, columns), "float32", "residual")
+    y = dense(x, w, columns)
+    zero = tirx.const(0.0, "float32")
+    z = te.compute(y.shape, lambda *at: tirx.max(y[at] + residual[at], zero), name="sum")
+    return te.create_prim_func([x, w, residual, z])
+
+
+def tile_plan(core: int, register: int, ahead: bool = True) -> TilePlan:
+    """Tasks of so many rows, register tiles of so many by 32, columns the inner loop."""
+    return TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((core, COLUMNS, DEPTH))),
+            LevelTile("register", Tile((register, 32, 4))),
+        ),
+        order=(0, 1, 2),
+        parallel=1,
+        lanes=LANES,
+        unroll=4,
+        attach=(Attach(1, "register"),),
+        ahead=ahead,
+    )
+
+
+def test_a_register_tile_asks_for_what_the_next_epilogue_takes() -> None:
+    """The last one of a task asks for the rows that the next task begins with."""
+    found = asked(write(residual_product(), tile_plan(28, 14)), 0)
+    assert found.keys() == {"residual", "sum"}
+    first = set(product(range(14), range(2)))
+    everything = set(product(range(28), range(COLUMNS // LINE)))
+    following = set(product(range(28, 42), range(2)))
+    for elements in found.values():
+        assert {(row, column // LINE) for row, column in elements} == everything - first | following
+
+
+@pytest.mark.parametrize(("rows", "core", "register"), [(56, 28, 14), (50, 36, 12), (55, 28, 14)])
+def test_results_of_register_tiles_that_ask_stay(rows: int, core: int, register: int) -> None:
+    skip_unless_it_runs("cpu/x86-avx512")
+    rng = np.random.default_rng(0)
+    func = residual_product(rows)
+    shapes = ((rows, DEPTH), (COLUMNS // 32, DEPTH, 32), (rows, COLUMNS))
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    results = []
+    for ahead in (True, False):
+        scheduled = write(func, tile_plan(core, register, ahead))
+        built = build(scheduled, Target(resolve("cpu/x86-avx512").target))
+        assert isinstance(built, Built), built
+        out = tvm.runtime.tensor(np.full((rows, COLUMNS), np.nan, np.float32))
+        built.main(*map(tvm.runtime.tensor, arrays), out)
+        results.append(out.numpy())
+    assert np.isfinite(results[0]).all()
+    assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "asks"), [(12544, 64, True), (12544, 2048, False), (196, 64, False)]
+)
+def test_the_picker_asks_for_residuals_of_short_products_out_of_cache(
+    rows: int, depth: int, asks: bool
+) -> None:
+    prepared = prepare(residual_product(rows, depth, 256))
+    assert prepared is not None
+    plan = pick(prepared.graph, resolve("cpu/x86-avx512"))[0].plan
+    assert (plan.rule, plan.ahead) == ("tile", asks)

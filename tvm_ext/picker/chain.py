@@ -250,7 +250,7 @@ def rank_chains(
     scored.sort(key=lambda entry: entry[1].latency_us)
     if _work(graph, chain, lanes).outside <= hw.own_cache_bytes * hw.cores:
         return scored
-    best = [plan for plan, _ in scored[:TRIED_AHEAD] if can_ask_ahead(plan)]
+    best = [plan for plan, _ in scored[:TRIED_AHEAD] if can_ask_ahead(graph, plan)]
     asking = [msgspec.structs.replace(plan, ahead=True) for plan in best]
     scored += [(plan, chain_estimate(graph, chain, plan, hw)) for plan in asking]
     return sorted(scored, key=lambda entry: entry[1].latency_us)

@@ -40,7 +40,7 @@ from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
-from tvm_ext.picker.traffic import overlapped_us, wants_prefetch
+from tvm_ext.picker.traffic import overlapped_us, wants_prefetch, wants_results_ahead
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
@@ -239,6 +239,7 @@ def tile_plans(
         lanes = fitting(node.axes[vector].extent, hw, dtype_bytes, divisor)
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
+    last = graph.nodes[epilogue] if epilogue is not None else None
     intertwined = any(shares_index(node, axis) for axis in node.space)
     cycles = {
         tile: _cycles_per_point(graph, node, tile, lanes, hw)
@@ -269,6 +270,7 @@ def tile_plans(
                 unroll=prod(register.extents[axis] for axis in node.reduce),
                 attach=attach,
                 prefetch=wants_prefetch(graph, node, core, register),
+                ahead=wants_results_ahead(graph, node, register, last, hw),
             )
             if not intertwined or is_legal(graph, plan, lanes):
                 found = Candidate(plan, estimate(graph, plan, hw))

@@ -10,6 +10,7 @@ from math import ceil, prod
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
+    has_reuse,
     is_small_window,
     packed_reads,
     producers,
@@ -110,6 +111,28 @@ def has_next_panel(node: TileNode, register: Tile) -> bool:
         for axis in node.space
         if axis not in sharing
     )
+
+
+def wants_results_ahead(
+    graph: TileGraph, node: TileNode, register: Tile, epilogue: TileNode | None, hw: HardwareModel
+) -> bool:
+    """Whether asking for what the next epilogue reads and writes pays: it adds a tensor as large as
+    the one it writes (a residual), the cores' own caches do not hold them, and the reduction before
+    it is so short that its steps have a line each to ask for.
+
+    Products of 64 channels with 256, and a residual: of 8 images 3360 → 2220 us (58 MB), of one 216
+    → 208; without a residual, or of long reductions, 0.99 to 1.03 (of 3 x 3 taps 0.75 to 1.00)."""
+    if epilogue is None or not has_reuse(node):
+        return False
+    if graph.io_bytes <= hw.own_cache_bytes * hw.cores:
+        return False
+    written = graph.tensors[epilogue.write.tensor]
+    tensors = {access.tensor for access in epilogue.reads} - {node.write.tensor}
+    residuals = [one for one in tensors if graph.tensors[one].size_bytes >= written.size_bytes]
+    steps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in node.reduce)
+    elements = prod(register.extents[axis] for axis in node.space) * written.dtype_bytes
+    lines = elements // hw.levels[1].line_bytes * (len(residuals) + 1)
+    return bool(residuals) and lines >= steps
 
 
 def with_cold_weights(

@@ -32,6 +32,9 @@ MAX_WIDTH = 4
 """Vectors side by side in a register tile."""
 MAX_ROWS = 16
 MAX_UNROLL = 16
+AHEAD = 0.25
+"""Part of the plans whose reductions ask for what the next epilogue reads and writes: it seldom
+pays."""
 DRAWS_PER_PLAN = 50
 """Draws after which a sketch is taken to have no more legal plans."""
 
@@ -123,6 +126,7 @@ class Annotator:
                 *(Attach(stage, level) for stage, level in places if level != "root"),
             ),
             prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
+            ahead=bool(node.reduce) and self._random.random() < AHEAD,
             staged=side_by_side if self._random.random() < 0.5 else (),
         )
 

@@ -68,7 +68,7 @@ FEATURES: dict[str, str] = {
     "inner_reuse": "part of the reads that stay in place along that loop",
     "outer_reuse": "part of the reads that stay in place along the outermost loop",
     "prefetch": "1 if panels are asked for ahead",
-    "ahead": "1 if the next task's data is asked for ahead",
+    "ahead": "1 if the data of what comes next is asked for ahead",
     "staged": "slog of the bytes copied side by side for one core tile",
     "predicted": "the performance model's time over the roofline's, as slog",
     "predicted_compute": "its time of arithmetic over the roofline's, as slog",

@@ -168,7 +168,7 @@ def _switches(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.R
     """Panels or a task's data asked for ahead, operands copied side by side, or nothing."""
     if packed_reads(node) and source.random() < 0.5:
         return msgspec.structs.replace(plan, prefetch=not plan.prefetch)
-    if can_ask_ahead(plan):
+    if can_ask_ahead(graph, plan):
         return msgspec.structs.replace(plan, ahead=not plan.ahead)
     if plan.rule != "tile":
         return plan

@@ -27,7 +27,11 @@ def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
     node = graph.nodes[plan.anchor]
     seen = {plan}
-    steps = (_resized(graph, node, plan), _reordered(graph, node, plan), _narrowed(node, plan))
+    steps = (
+        _resized(graph, node, plan),
+        _reordered(graph, node, plan),
+        _narrowed(graph, node, plan),
+    )
     for other in chain(*steps, _moved(graph, plan), _staged(graph, plan)):
         if other not in seen:
             seen.add(other)
@@ -64,16 +68,16 @@ def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[Til
             yield settled(graph, msgspec.structs.replace(plan, order=tuple(order)))
 
 
-def _narrowed(node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Half the lanes, or one core instead of all (and back), or panels or tasks' data asked for
-    ahead (or not)."""
+def _narrowed(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
+    """Half the lanes, or one core instead of all (and back), or panels or the data of what
+    comes next asked for ahead (or not)."""
     if plan.lanes > 4:
         yield msgspec.structs.replace(plan, lanes=plan.lanes // 2)
     if plan.rule not in ("tile", "chain"):
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
     elif packed_reads(node):
         yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)
-    if can_ask_ahead(plan):
+    if can_ask_ahead(graph, plan):
         yield msgspec.structs.replace(plan, ahead=not plan.ahead)
 
 

@@ -60,12 +60,12 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
-    if plan.ahead and not can_ask_ahead(plan):
-        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     count = len(graph.nodes)
     for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
         if not 0 <= stage < count:
             raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
+    if plan.ahead and not can_ask_ahead(graph, plan):
+        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     node = graph.nodes[plan.anchor]
     tiles = {entry.level: entry.tile for entry in reversed(plan.tiles)}  # `at` takes the first
     for level in LEVELS[plan.rule]:
@@ -150,9 +150,11 @@ def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
             )
 
 
-def can_ask_ahead(plan: TilePlan) -> bool:
-    """Whether a plan has tasks that could ask for the next one's data: those of a chain with all of
-    its stages inside."""
+def can_ask_ahead(graph: TileGraph, plan: TilePlan) -> bool:
+    """Whether a plan has steps that could ask for the data of what comes next: those of a reduction
+    to register tiles, and of a chain with all of its stages inside its tasks."""
+    if plan.rule == "tile":
+        return graph.nodes[plan.anchor].kind == "reduce"
     inside = all(entry.level == "core" for entry in plan.attach)
     return plan.rule == "chain" and plan.parallel > 0 and inside
 

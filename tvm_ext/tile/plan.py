@@ -50,8 +50,9 @@ class TilePlan(msgspec.Struct, frozen=True):
               first; of attention, 0 are the keys and 1 the values
     also      plans of further stages of the same kernel, where several are worth tiling (`cut`); of
               `strips` those of all pieces of a strip
-    ahead     of `chain`, whether steps of the product ask for what the next task transforms and for
-              the places of this one's results
+    ahead     whether steps of the product ask for what comes next: of `chain` what the next task
+              transforms and the places of this one's results, of `tile` what the epilogue of the
+              next register tile reads and writes
     """
 
     rule: str

@@ -18,7 +18,7 @@ Measured with data out of cache, 2 cores: F(4x4) of 64 to 32 channels over 224 x
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from tvm_ext.tir.requests import (
     Place,
     flat,
     line_elements,
+    next_place,
     places,
     serial,
     with_requests,
@@ -76,6 +77,30 @@ def with_ahead(func: PrimFunc) -> PrimFunc:
             if len(requests) + len(lines) <= MAX_LINES:
                 requests += lines
     return with_requests(func, {serial(product.loops)[-1].loop_var: requests})
+
+
+def with_results_ahead(func: PrimFunc) -> PrimFunc:
+    """The scheduled function whose reductions ask, in their innermost steps, for what the epilogue
+    of the next register tile reads and writes."""
+    found = list(places(func.body))
+    requests: dict[Any, list[Any]] = {}
+    for product, epilogue in pairwise(found):
+        steps = serial(product.loops[_shared(epilogue.loops, product.loops) :])
+        sums = sums_up(product.realize.block)
+        if not sums or sums_up(epilogue.realize.block) or not steps:
+            continue
+        shared = _shared(epilogue.loops, product.loops)
+        written, bound = epilogue.realize.block.writes[0], block_values(epilogue.realize)
+        where = [substitute(part.min, bound) for part in written.region]
+        following = next_place(product.loops[:shared], where)
+        read = {region.source for region in product.realize.block.reads}
+        own: list[Any] = []
+        for box in _boxes(epilogue, shared, set(func.params) - read, following):
+            lines = _requests(box, steps)
+            if len(own) + len(lines) <= MAX_LINES:
+                own += lines
+        requests[steps[-1].loop_var] = own
+    return with_requests(func, requests)
 
 
 def _shared(one: list[Any], other: list[Any]) -> int:

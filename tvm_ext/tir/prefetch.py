@@ -21,7 +21,15 @@ from math import ceil, prod
 from typing import Any
 
 from tvm_ext.tir.read import loads
-from tvm_ext.tir.requests import MAX_LINES, flat, line_elements, places, serial, with_requests
+from tvm_ext.tir.requests import (
+    MAX_LINES,
+    flat,
+    line_elements,
+    next_place,
+    places,
+    serial,
+    with_requests,
+)
 from tvm_ext.tvm_api import PrimFunc, block_values, prefetch_line, substitute, sums_up, tirx, uses
 
 
@@ -72,7 +80,7 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         if lines > MAX_LINES:
             continue
         begin = {loop.loop_var: tirx.const(0, "int32") for loop in inside}
-        chosen = _next_panel(outside, indices)
+        chosen = next_place(outside, indices)
         start = [substitute(index, begin | chosen) for index in indices]
         first = flat(start, load.source.shape) + (0 if chosen else panel)
         visit = flat(
@@ -97,25 +105,3 @@ def _passes(outside: list[Any], indices: list[Any]) -> list[Any]:
         if not moves:
             passes.insert(0, loop)
     return passes
-
-
-def _next_panel(outside: list[Any], indices: list[Any]) -> dict[Any, Any]:
-    """Values of the loops that choose the panel, one step on; none if only tasks choose it.
-
-    The outermost may run over its extent: what the next task wants follows in memory, or nothing
-    is lost.
-    """
-    chosen: list[Any] = []
-    for loop in reversed(outside):
-        moves = any(uses(index, loop.loop_var) for index in indices)
-        if loop.kind != tirx.ForKind.SERIAL or (chosen and not moves and int(loop.extent) > 1):
-            break
-        if moves and int(loop.extent) > 1:
-            chosen.insert(0, loop)
-    step = flat([loop.loop_var for loop in chosen], [loop.extent for loop in chosen]) + 1
-    values = {}
-    for place, loop in enumerate(reversed(chosen), 1):
-        whole = place == len(chosen)
-        values[loop.loop_var] = step if whole else step % int(loop.extent)
-        step = step // int(loop.extent)
-    return values

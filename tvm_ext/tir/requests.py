@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tvm_ext.tvm_api import PrimFunc, element_bytes, loop_with, structural_map, tirx
+from tvm_ext.tvm_api import PrimFunc, element_bytes, loop_with, structural_map, tirx, uses
 
 LINE_BYTES = 64
 MAX_LINES = 8
@@ -47,6 +47,29 @@ def flat(indices: Sequence[Any], extents: Sequence[Any]) -> Any:
     for index, extent in zip(indices, extents, strict=True):
         position = position * int(extent) + index
     return position
+
+
+def next_place(outside: list[Any], indices: list[Any]) -> dict[Any, Any]:
+    """Values of the loops that choose a place in a tensor, one step on; none if only tasks choose
+    it.
+
+    The outermost may run over its extent: what the next task wants follows in memory, or nothing
+    is lost.
+    """
+    chosen: list[Any] = []
+    for loop in reversed(outside):
+        moves = any(uses(index, loop.loop_var) for index in indices)
+        if loop.kind != tirx.ForKind.SERIAL or (chosen and not moves and int(loop.extent) > 1):
+            break
+        if moves and int(loop.extent) > 1:
+            chosen.insert(0, loop)
+    step = flat([loop.loop_var for loop in chosen], [loop.extent for loop in chosen]) + 1
+    values = {}
+    for place, loop in enumerate(reversed(chosen), 1):
+        whole = place == len(chosen)
+        values[loop.loop_var] = step if whole else step % int(loop.extent)
+        step = step // int(loop.extent)
+    return values
 
 
 def line_elements(buffer: Any) -> int:

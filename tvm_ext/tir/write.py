@@ -8,7 +8,7 @@ from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import is_shared_out
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.ahead import with_ahead
+from tvm_ext.tir.ahead import with_ahead, with_results_ahead
 from tvm_ext.tir.cut_vectors import with_cut_vectors
 from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
@@ -70,7 +70,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
     if any(part.ahead for part in parts):
-        scheduled = with_ahead(scheduled)
+        asking = with_ahead if plan.rule == "chain" else with_results_ahead
+        scheduled = asking(scheduled)
     if is_shared_out(prepared.graph):
         scheduled = mark_steal(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))

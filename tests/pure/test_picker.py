@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, exchange_us, pick
-from tvm_ext.picker.perf import pieces
+from tvm_ext.picker.align import lanes_for, tile_lanes
+from tvm_ext.picker.perf import estimate, pieces, register_cycles
 from tvm_ext.picker.traffic import staging_us
 from tvm_ext.tile import LevelTile, Tile, TileGraph, TilePlan, encode_plan
 from tvm_ext.tile.classify import is_square, vector_axis
@@ -348,3 +349,45 @@ def test_a_copy_and_what_it_is_copied_from_share_a_cache() -> None:
         return staging_us(graph, plan, hw)
 
     assert copying_us(size) > 1.2 * copying_us(size // 4)
+
+
+def test_stages_that_a_plan_says_nothing_of_take_time() -> None:
+    """A pass over memory and a launch; an epilogue takes none."""
+    hw = get("cpu/x86-avx512")
+    graph = conv(56, 56, 64, 64)
+    plan = pick(graph, hw)[0].plan
+    loose = msgspec.structs.replace(plan, attach=())
+    more = estimate(graph, loose, hw).aside_us - estimate(graph, plan, hw).aside_us
+    assert more > hw.launch_us
+
+
+def test_lines_that_are_written_are_read_first_where_no_cache_holds_them() -> None:
+    hw = get("cpu/x86-avx512")
+    small, large = (conv(56, 56, 16, 256, kernel=1, batch=batch) for batch in (1, 64))
+    inside, beyond = (estimate(graph, pick(graph, hw)[0].plan, hw) for graph in (small, large))
+    written = large.tensors[large.nodes[-1].write.tensor].size_bytes
+    assert small.io_bytes < hw.levels[-2].size_bytes / 2 < large.io_bytes
+    rate = hw.levels[-1].total_gbps or hw.levels[-1].gbps * hw.cores
+    assert beyond.memory_us >= (large.io_bytes + written) / (rate * 1e3)
+    assert inside.memory_us < small.io_bytes / (rate * 1e3)
+
+
+def test_a_short_axis_is_a_vector_of_its_own() -> None:
+    hw = get("cpu/x86-avx512")
+    assert [tile_lanes(extent, hw, 4) for extent in (1, 3, 12, 16, 21)] == [1, 3, 12, 16, 16]
+    assert lanes_for(3, hw, 4) == 2
+    assert tile_lanes(12, hw, 4, divisor=8) == 8, "no vector crosses the border of two blocks"
+
+
+def test_latency_is_felt_before_it_binds() -> None:
+    """Few accumulators leave nothing to go on with: 4 rows of 2 vectors take more than their share
+    of the time of 14, though four cycles of latency are hidden in both."""
+    hw = get("cpu/x86-avx512")
+    graph = matmul(56, 64, 64, block=32)
+    node = graph.nodes[0]
+    each = {
+        rows: register_cycles(graph, node, Tile((rows, 32, 4)), 16, hw) / rows
+        for rows in (4, 5, 8, 14)
+    }
+    assert each[4] > 1.1 * each[8]
+    assert each[4] > each[5] > each[8] > 0.95 * each[14]

@@ -199,3 +199,48 @@ def test_pieces_of_other_strips_are_refused() -> None:
     ):
         with pytest.raises(PlanError):
             check_plan(graph, structs.replace(plan, also=also))
+
+
+def test_a_batch_is_also_tried_image_by_image() -> None:
+    """Of 4 images of a task what lies between the stages leaves the last cache; of one it stays."""
+    build = GraphBuilder("images")
+    n, h, w, c, o, r, s, d = ({axis: 1} for axis in "nhwcorsd")
+    side, inner, outer = 112, 32, 96
+    axes = {"n": 8, "h": side, "w": side}
+    x = build.tensor("x", (8, side, side, inner), "input")
+    w1 = build.tensor("w1", (inner, outer), "input")
+    y = build.tensor("y", (8, side, side, outer))
+    build.node(
+        "wide",
+        {**axes, "o": outer, "c*": inner},
+        [(x, [n, h, w, c]), (w1, [c, o])],
+        (y, [n, h, w, o]),
+        2.0,
+    )
+    taps = build.tensor("taps", (3, 3, outer), "input")
+    z = build.tensor("z", (8, side - 2, side - 2, outer))
+    small = {"n": 8, "h": side - 2, "w": side - 2}
+    window = [n, {"h": 1, "r": 1}, {"w": 1, "s": 1}, o]
+    build.node(
+        "each",
+        {**small, "o": outer, "r*": 3, "s*": 3},
+        [(y, window), (taps, [r, s, o])],
+        (z, [n, h, w, o]),
+        2.0,
+    )
+    w2 = build.tensor("w2", (outer, 16), "input")
+    last = build.tensor("last", (8, side - 2, side - 2, 16), "output")
+    build.node(
+        "narrow",
+        {**small, "d": 16, "o*": outer},
+        [(z, [n, h, w, o]), (w2, [o, d])],
+        (last, [n, h, w, d]),
+        2.0,
+    )
+    graph = build.graph()
+    machine = structs.replace(HARDWARE, cores=2)
+    tried = {
+        candidate.plan.at("core").extents[0]: candidate for candidate in pick_strips(graph, machine)
+    }
+    assert set(tried) == {4, 1}
+    assert tried[1].estimate.latency_us < tried[4].estimate.latency_us

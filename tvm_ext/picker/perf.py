@@ -16,11 +16,14 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
+    KEPT,
     handed_on_us,
+    loose_us,
     overlapped_us,
     packed_bytes,
     prologue_us,
     staging_us,
+    uncounted_us,
     with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
@@ -65,8 +68,6 @@ CROWDED_STALL = 0.5
 short rows far apart."""
 TOLD_APART = 1.002
 """Factor between predictions below which they say nothing."""
-KEPT = 0.5
-"""A group whose tensors fit in this part of the last cache finds them there."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -242,12 +243,14 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         compute_us, memory_us = compute_us + extra.compute_us, memory_us + extra.memory_us
         stall_us += extra.stall_us
         launch_us *= 2
+    memory_us += uncounted_us(graph, node, hw, cores)
     if compute_us >= memory_us:
         bound = "compute"
     latency_us = overlapped_us(compute_us, memory_us) + stall_us
     if graph.io_bytes < hw.levels[-2].size_bytes * KEPT:  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     aside_us = prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
+    aside_us += loose_us(graph, plan, hw)
     return Estimate(latency_us + launch_us + aside_us, compute_us, memory_us, bound, aside_us)
 
 

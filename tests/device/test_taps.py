@@ -67,7 +67,7 @@ def test_equals_direct_convolution(name: str, monkeypatch: pytest.MonkeyPatch) -
     [(3, 128, legalise_conv.TAPS), (1, 128, legalise_conv.TAPS), (64, 56, 4)],
 )
 def test_the_model_takes_it_for_few_channels(outputs: int, side: int, chosen: int) -> None:
-    """Eight cores at 42 GB/s would wait for its columns, were there more of them than caches hold."""
+    """Of images that no cache holds the columns would wait for memory, at 42 GB/s for 8 cores."""
     hw = get("cpu/x86-avx2")
     geometry = legalise_conv.ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 64, outputs)
     with Target(hw.target):

@@ -1,4 +1,5 @@
-"""Requests for what a chain's next task transforms, and for the lines its results go to.
+"""Requests for what comes next: what a chain's next task transforms and the lines its results go
+to, or what the epilogue of a product's next register tile reads and writes.
 
 A transform reads and writes memory as fast as it comes, and the product after it leaves memory at
 rest. So the steps of the product ask for the data of the task that follows, and for the places
@@ -13,6 +14,16 @@ that this one's results (and what is added to them) have:
 
 Measured with data out of cache, 2 cores: F(4x4) of 64 to 32 channels over 224 x 224 1583 → 1260 us,
 32 to 32 874 → 644; with data in the last cache as before (0.97 to 1.03).
+
+The epilogue of a register tile takes all its lines at once, which no hardware foresees, and after a
+short product there are many of them to a step:
+
+    tile: for s: product; y[tile] = relu(acc + residual[tile])
+        →
+    tile: for s: prefetch(a share of residual[next tile] and y[next tile]); product
+          y[tile] = relu(acc + residual[tile])
+
+64 → 256 channels of 56 x 56, a residual: 8 images 3360 → 2220 us, one 216 → 208.
 """
 
 from __future__ import annotations
@@ -85,11 +96,12 @@ def with_results_ahead(func: PrimFunc) -> PrimFunc:
     found = list(places(func.body))
     requests: dict[Any, list[Any]] = {}
     for product, epilogue in pairwise(found):
-        steps = serial(product.loops[_shared(epilogue.loops, product.loops) :])
-        sums = sums_up(product.realize.block)
-        if not sums or sums_up(epilogue.realize.block) or not steps:
+        if not sums_up(product.realize.block) or sums_up(epilogue.realize.block):
             continue
         shared = _shared(epilogue.loops, product.loops)
+        steps = serial(product.loops[shared:])
+        if not steps:
+            continue
         written, bound = epilogue.realize.block.writes[0], block_values(epilogue.realize)
         where = [substitute(part.min, bound) for part in written.region]
         following = next_place(product.loops[:shared], where)

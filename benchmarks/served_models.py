@@ -20,12 +20,10 @@ import onnx
 import torch
 import transformers as tf
 from export_command import traced, write_models
-from more_models import FirstOutput
+from more_models import VOCABULARY, FirstOutput
 from torch import nn
 
 from tvm_ext.frontend.randomise import randomise
-
-VOCABULARY = 1000
 
 
 class Step(nn.Module):

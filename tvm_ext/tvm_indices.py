@@ -40,13 +40,7 @@ _BROKEN = (tirx.FloorDiv, tirx.FloorMod)
 @tirx.transform.prim_func_pass(opt_level=0, name="PlainIndices")
 def plain_indices(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Every index of a load or a store as described above."""
-    extents: dict[Any, int] = {}
-
-    def enter(loop: Any) -> None:
-        if isinstance(loop.extent, tirx.IntImm) and isinstance(loop.min, tirx.IntImm):
-            extents[loop.loop_var] = int(loop.extent) if int(loop.min) == 0 else 0
-
-    structural_walk(func.body, (tirx.For, enter))
+    extents = _extents(func.body)
 
     def load(one: Any) -> Any:
         if not all(map(_one_place, one.indices)):
@@ -61,6 +55,21 @@ def plain_indices(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
 
     kinds = [(TensorLoad, load), (tirx.BufferStore, store)]
     return func.with_body(structural_map(func.body, kinds, order="post"))
+
+
+def _extents(body: Any) -> dict[Any, int]:
+    """How many values each axis takes, from 0 on; 0 where that is not known. Loops of one variable
+    count as the longest of them."""
+    found: dict[Any, int] = {}
+
+    def enter(loop: Any) -> None:
+        numbers = isinstance(loop.extent, tirx.IntImm) and isinstance(loop.min, tirx.IntImm)
+        extent = int(loop.extent) if numbers and int(loop.min) == 0 else 0
+        before = found.get(loop.loop_var, extent)
+        found[loop.loop_var] = max(before, extent) if before and extent else 0
+
+    structural_walk(body, (tirx.For, enter))
+    return found
 
 
 def _one_place(index: Any) -> bool:
@@ -117,68 +126,63 @@ def _terms(expr: Any, sign: int) -> Iterator[tuple[int, Any]]:
 _Term = tuple[int, Any]
 
 
-def _by_axes(terms: list[_Term]) -> list[tuple[list[Any], list[_Term]]]:
+def _by_axes(terms: list[_Term]) -> list[tuple[dict[Any, None], list[_Term]]]:
     """The terms in groups that have no axis in common, each with its axes."""
-    groups: list[tuple[list[Any], list[_Term]]] = []
+    groups: list[tuple[dict[Any, None], list[_Term]]] = []
     for term in terms:
-        axes, group = list(variables(term[1])), [term]
-        for other in [one for one in groups if any(_among(axis, axes) for axis in one[0])]:
+        axes, group = dict.fromkeys(variables(term[1])), [term]
+        for other in [one for one in groups if one[0].keys() & axes.keys()]:
             groups.remove(other)
-            axes += [axis for axis in other[0] if not _among(axis, axes)]
-            group = other[1] + group
+            axes, group = axes | other[0], other[1] + group
         groups.append((axes, group))
     return groups
 
 
-def _among(axis: Any, axes: list[Any]) -> bool:
-    return any(axis.same_as(other) for other in axes)
-
-
-def _as_linear(axes: list[Any], group: list[_Term], extents: dict[Any, int]) -> list[_Term] | None:
+def _as_linear(
+    axes: dict[Any, None], group: list[_Term], extents: dict[Any, int]
+) -> list[_Term] | None:
     """The sum of the terms as one linear term; None if it is none, or its axes take too many
     values."""
-    distinct: list[Any] = []
-    for axis in axes:
-        if not _among(axis, distinct):
-            distinct.append(axis)
-    sizes = [extents.get(axis, 0) for axis in distinct]
+    sizes = [extents.get(axis, 0) for axis in axes]
     if not 0 < prod(sizes) <= MOST_VALUES:
         return None
-    grid = dict(zip(distinct, np.indices(sizes), strict=True))
-    try:
-        values = sum(sign * _values(term, grid) for sign, term in group)
-    except NotImplementedError:
+    grid = dict(zip(axes, np.indices(sizes), strict=True))
+    each = [_values(term, grid) for _, term in group]
+    if any(one is None for one in each):
         return None
-    values = np.broadcast_to(values, sizes)
+    whole = sum(sign * one for (sign, _), one in zip(group, each, strict=True))
+    values = np.broadcast_to(whole, sizes)
     first = int(values.flat[0])
     expected: Any = first
     total: Any = tirx.const(first, "int32")
-    for place, (axis, size) in enumerate(zip(distinct, sizes, strict=True)):
+    for place, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
         step = int(np.moveaxis(values, place, 0)[1].flat[0]) - first if size > 1 else 0
         expected = expected + step * grid[axis]
         total = total + axis * step
     return [(1, total)] if np.array_equal(values, np.broadcast_to(expected, sizes)) else None
 
 
+_OPERATIONS = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+}
+
+
 def _values(expr: Any, grid: dict[Any, np.ndarray]) -> Any:
-    """An integer expression at every point of the grid. Raises NotImplementedError for a kind of
-    expression that is not known."""
+    """An integer expression at every point of the grid; None for a kind that is not known."""
     if isinstance(expr, tirx.Var):
-        return next(values for axis, values in grid.items() if axis.same_as(expr))
+        return grid[expr]
     if isinstance(expr, tirx.IntImm):
         return int(expr.value)
     if isinstance(expr, tirx.Cast):
         return _values(expr.value, grid)
-    known = {
-        tirx.Add: np.add,
-        tirx.Sub: np.subtract,
-        tirx.Mul: np.multiply,
-        tirx.FloorDiv: np.floor_divide,
-        tirx.FloorMod: np.mod,
-        tirx.Min: np.minimum,
-        tirx.Max: np.maximum,
-    }
-    operation = known.get(type(expr))
+    operation = _OPERATIONS.get(type(expr))
     if operation is None:
-        raise NotImplementedError(type(expr).__name__)
-    return operation(_values(expr.a, grid), _values(expr.b, grid))
+        return None
+    left, right = _values(expr.a, grid), _values(expr.b, grid)
+    return None if left is None or right is None else operation(left, right)

@@ -18,7 +18,7 @@ from tvm_ext.tvm_api import (
     tvm,
     variables,
 )
-from tvm_ext.tvm_indices import linear, plain_indices
+from tvm_ext.tvm_indices import _extents, linear, plain_indices
 from tvm_ext.tvm_lowering import PASS_CONFIG, TIR_PIPELINE
 
 TILE, TASK, K = (tirx.Var(name, "int32") for name in ("tile", "task", "k"))
@@ -81,3 +81,16 @@ def test_kernels_have_64_bit_places() -> None:
     assert places
     assert {str(index.ty.dtype) for index in places} == {"int64"}
     assert sum(map(divisions, places)) == 0
+
+
+def test_loops_of_one_variable_count_as_the_longest() -> None:
+    """As parts of a loop that was cut do; one that does not begin at zero is not known at all."""
+    x = tirx.decl_buffer((64,), "float32", "x")
+
+    def loop(extent: int, first: int = 0) -> Any:
+        store = tirx.BufferStore(x, tirx.const(0.0, "float32"), [TILE])
+        return tirx.For(TILE, first, extent, tirx.ForKind.SERIAL, store)
+
+    assert _extents(tirx.SeqStmt([loop(9), loop(4)])) == {TILE: 9}
+    assert _extents(tirx.SeqStmt([loop(9), loop(4, 9)])) == {TILE: 0}
+    assert _extents(tirx.SeqStmt([loop(4, 9), loop(9)])) == {TILE: 0}

@@ -12,8 +12,8 @@ from math import ceil, prod
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import KEPT, Estimate
-from tvm_ext.picker.traffic import overlapped_us
+from tvm_ext.picker.perf import Estimate
+from tvm_ext.picker.traffic import KEPT, overlapped_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import staged
 from tvm_ext.tile.footprint import access_bytes

@@ -16,13 +16,13 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
-    KEPT,
     handed_on_us,
     loose_us,
     overlapped_us,
     packed_bytes,
     prologue_us,
     staging_us,
+    stays_in_cache,
     uncounted_us,
     with_cold_weights,
 )
@@ -247,7 +247,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     if compute_us >= memory_us:
         bound = "compute"
     latency_us = overlapped_us(compute_us, memory_us) + stall_us
-    if graph.io_bytes < hw.levels[-2].size_bytes * KEPT:  # beyond it all traffic is counted above
+    if stays_in_cache(graph, hw):  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     aside_us = prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
     aside_us += loose_us(graph, plan, hw)
@@ -324,7 +324,7 @@ def _task(
     memory_us, stall_us, bound = 0.0, 0.0, "compute"
     held = graph.io_bytes < hw.own_cache_bytes * hw.cores * USABLE
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
-        if source is hw.levels[-1] and graph.io_bytes < level.size_bytes * KEPT:
+        if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
         moved, crowded = nest.bytes_into(capacity)

@@ -144,9 +144,10 @@ def pick_piece(
         found = list(tile_plans(graph, anchor, hardware, max(count, 1), core_tiles))
     else:
         rows = rows_plan(graph, hardware)
-        apart = rows is None or not along_rows(graph)
-        tiles = tile_plans(graph, anchor, hardware, max(count, 1), core_tiles) if apart else ()
-        found = list(tiles) or [plan for plan in (rows,) if plan]
+        found = [rows] if rows else []
+        if not (rows and along_rows(graph)):
+            tiles = tile_plans(graph, anchor, hardware, max(count, 1), core_tiles)
+            found = list(tiles) or found
     if split := split_plan(graph, anchor, hardware):
         found.append(split)
     ranked = in_company(graph, sorted(found, key=_latency), hardware, alone=alone)
@@ -254,6 +255,7 @@ def tile_plans(
         least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
             continue
+        ahead = last is not None and wants_results_ahead(graph, node, last, register, hw)
         for core in (core_tiles or cut_core_tiles)(graph, node, register, lanes, hw):
             if not has_no_gaps(node, core):
                 continue
@@ -270,7 +272,7 @@ def tile_plans(
                 unroll=prod(register.extents[axis] for axis in node.reduce),
                 attach=attach,
                 prefetch=wants_prefetch(graph, node, core, register),
-                ahead=wants_results_ahead(graph, node, register, last, hw),
+                ahead=ahead,
             )
             if not intertwined or is_legal(graph, plan, lanes):
                 found = Candidate(plan, estimate(graph, plan, hw))

@@ -51,6 +51,11 @@ def overlapped_us(first_us: float, second_us: float) -> float:
     return max(first_us, second_us) + OVERLAP_LOSS * min(first_us, second_us)
 
 
+def stays_in_cache(graph: TileGraph, hw: HardwareModel) -> bool:
+    """Whether a group finds its tensors in the last cache."""
+    return graph.io_bytes < hw.levels[-2].size_bytes * KEPT
+
+
 def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
     """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes.
 
@@ -116,7 +121,7 @@ def has_next_panel(node: TileNode, register: Tile) -> bool:
 
 
 def wants_results_ahead(
-    graph: TileGraph, node: TileNode, register: Tile, epilogue: TileNode | None, hw: HardwareModel
+    graph: TileGraph, node: TileNode, epilogue: TileNode, register: Tile, hw: HardwareModel
 ) -> bool:
     """Whether asking for what the next epilogue reads and writes pays: it adds a tensor as large as
     the one it writes (a residual), the cores' own caches do not hold them, and the reduction before
@@ -124,9 +129,7 @@ def wants_results_ahead(
 
     Products of 64 channels with 256, and a residual: of 8 images 3360 → 2220 us (58 MB), of one 216
     → 208; without a residual, or of long reductions, 0.99 to 1.03 (of 3 x 3 taps 0.75 to 1.00)."""
-    if epilogue is None or not has_reuse(node):
-        return False
-    if graph.io_bytes <= hw.own_cache_bytes * hw.cores:
+    if not has_reuse(node) or graph.io_bytes <= hw.own_cache_bytes * hw.cores:
         return False
     written = graph.tensors[epilogue.write.tensor]
     tensors = {access.tensor for access in epilogue.reads} - {node.write.tensor}
@@ -191,13 +194,13 @@ def uncounted_us(graph: TileGraph, node: TileNode, hw: HardwareModel, cores: int
     not hold the group: what its epilogue reads, and lines that are written, which are read first
     (25088 x 144 by 24: 580 us, without these 373)."""
     memory = hw.levels[-1]
-    if memory.name != "dram" or graph.io_bytes < hw.levels[-2].size_bytes * KEPT:
+    if memory.name != "dram" or stays_in_cache(graph, hw):
         return 0.0
     own = {access.tensor for access in node.reads}
     beside = [t for place, t in enumerate(graph.tensors) if t.role == "input" and place not in own]
     written = [tensor for tensor in graph.tensors if tensor.role == "output"]
-    rate = min(memory.gbps * cores, memory.total_gbps or memory.gbps * cores)
-    return sum(tensor.size_bytes for tensor in (*beside, *written)) / (rate * 1e3)
+    size_bytes = sum(tensor.size_bytes for tensor in (*beside, *written))
+    return size_bytes / (_gbps(memory, cores, 0) * 1e3)
 
 
 def loose_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
@@ -205,15 +208,14 @@ def loose_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     own (a Winograd chain behind another product, whose transforms no rule takes inside: 3500 us
     where the products take 1370)."""
     named = {plan.anchor, *producers(graph, plan.anchor), *(e.stage for e in plan.attach)}
-    cores = hw.cores
     total = 0.0
     for stage, node in enumerate(graph.nodes):
         if stage in named:
             continue
         tensors = {access.tensor for access in (*node.reads, node.write)}
         size_bytes = sum(graph.tensors[tensor].size_bytes for tensor in tensors)
-        total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
-        total += hw.launch_us if cores > 1 else 0.0
+        total += size_bytes / (holding_gbps(hw, size_bytes, hw.cores) * 1e3)
+        total += hw.launch_us if hw.cores > 1 else 0.0
     return total
 
 

@@ -266,8 +266,6 @@ def test_symbolic_batch():
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_convolutions_where_they_are_asked_for(groups):
-    """Those of groups stay: `Legalise` has no rule for them."""
-
     def before(b, x):
         weight = const(6, 8 // groups, 2, 2)
         y = b.emit(nn.conv2d_transpose(x, weight, strides=(2, 2), groups=groups))
@@ -276,9 +274,8 @@ def test_transposed_convolutions_where_they_are_asked_for(groups):
     result = ChannelsLast(ALL_CONVOLUTIONS)(module(before, SHAPE))
     relax.analysis.well_formed(result)
     (call,) = calls(result, "nn.conv2d_transpose")
-    layout = "NHWC" if groups == 1 else "NCHW"
-    assert (call.attrs.data_layout, call.attrs.kernel_layout) == (layout, "IOHW")
-    assert len(calls(result, "permute_dims")) == (2 if groups == 1 else 0)
+    assert (call.attrs.data_layout, call.attrs.kernel_layout) == ("NHWC", "IOHW")
+    assert len(calls(result, "permute_dims")) == 2
 
 
 @pytest.mark.parametrize(

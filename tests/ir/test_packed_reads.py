@@ -37,7 +37,7 @@ def convolution(columns: int) -> PrimFunc:
 
 def transposed(columns: int) -> PrimFunc:
     """Phases lie between the panel's number and the taps."""
-    geometry = TransposedGeometry((4, 4), (2, 2), (1, 1), (24, 24), 24, columns, False)
+    geometry = TransposedGeometry((4, 4), (2, 2), (1, 1), (24, 24), 24, columns)
     x = te.placeholder((1, 12, 12, 24), "float32", "x")
     w = te.placeholder((-(-columns // 32), 2, 2, 2, 2, 24, 32), "float32", "w")
     return te.create_prim_func([x, w, conv_transpose(x, w, geometry)])

@@ -101,7 +101,7 @@ def test_tensors_of_one_name_are_told_apart() -> None:
 
 def transposed(kernel: int, pad: int, out: int) -> Any:
     """relu of a transposed convolution of 6 elements, its stride 2."""
-    geometry = TransposedGeometry((kernel,), (2,), (pad,), (out,), 4, 8, False)
+    geometry = TransposedGeometry((kernel,), (2,), (pad,), (out,), 4, 8)
     x = te.placeholder((1, 6, 4), "float32", "x")
     w = te.placeholder((1, 2, geometry.taps(0), 4, 8), "float32", "w")
     return prepared_graph(te.create_prim_func([x, w, relu(conv_transpose(x, w, geometry))]))

@@ -32,7 +32,22 @@ class TransposedGeometry(msgspec.Struct, frozen=True):
     out_size: tuple[int, ...]
     in_channels: int
     out_channels: int
-    depthwise: bool
+    groups: int = 1
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every input channel makes its own output channel."""
+        return 1 < self.groups == self.in_channels == self.out_channels
+
+    @property
+    def grouped(self) -> bool:
+        """Whether groups of channels have an axis of their own."""
+        return self.groups > 1 and not self.depthwise
+
+    @property
+    def per_group(self) -> int:
+        """Output channels of one group."""
+        return self.out_channels // self.groups
 
     def carries(self, axis: int) -> bool:
         """Whether the later phases begin an element later, and no index can say so: they get a tap
@@ -73,18 +88,22 @@ def by_phase(weight: np.ndarray, geometry: TransposedGeometry) -> np.ndarray:
 
 
 def pack_transposed(weight: np.ndarray, geometry: TransposedGeometry, lanes: int) -> np.ndarray:
-    """[C, O, k..] → [O/B, phase.., tap.., C, B]; depthwise [C, 1, k..] → [phase.., tap.., C]. What
-    a register tile of one phase reads lies in a row."""
+    """[C, O, k..] → [O/B, phase.., tap.., C, B]; depthwise [C, 1, k..] → [phase.., tap.., C];
+    groups [C, O/groups, k..] → [groups, O/groups/B, phase.., tap.., C/groups, B]. What a register
+    tile of one phase reads lies in a row."""
     rank = len(geometry.kernel)
     weight = by_phase(weight, geometry)
     phases, taps = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
-    if geometry.depthwise:
-        return weight.transpose(*phases, *taps, 0, 1)[..., 0]
     weight = weight.transpose(*phases, *taps, 0, 1)
-    block = choose_block(geometry.out_channels, lanes)
-    extra = padded(geometry.out_channels, block) - geometry.out_channels
+    if geometry.depthwise:
+        return weight[..., 0]
+    block = choose_block(geometry.per_group, lanes)
+    extra = padded(geometry.per_group, block) - geometry.per_group
     weight = np.pad(weight, ((0, 0),) * (weight.ndim - 1) + ((0, extra),))
-    return np.moveaxis(weight.reshape(*weight.shape[:-1], -1, block), -2, 0)
+    *outer, inputs, _ = weight.shape
+    weight = weight.reshape(*outer, geometry.groups, inputs // geometry.groups, -1, block)
+    packed = np.moveaxis(weight, (-4, -2), (0, 1))
+    return packed if geometry.grouped else packed[0]
 
 
 class Reading(NamedTuple):
@@ -99,7 +118,7 @@ class Reading(NamedTuple):
 
 
 def reading(x: Tensor, geometry: TransposedGeometry) -> Reading:
-    """The places that outputs read of x [n, spatial.., C], padded."""
+    """The places that outputs read of x [n, spatial.., channels..], padded."""
     before, after, ahead = [], [], []
     for axis, (stride, pad) in enumerate(zip(geometry.strides, geometry.pad, strict=True)):
         reach = geometry.reach(axis)
@@ -108,7 +127,8 @@ def reading(x: Tensor, geometry: TransposedGeometry) -> Reading:
         after.append(max(0, last - int(x.shape[axis + 1]) + 1))
         ahead.append(pad // stride - reach + before[-1])
     if any((*before, *after)):
-        x = topi.nn.pad(x, [0, *before, 0], [0, *after, 0], name="pad")
+        behind = (0,) * (len(x.shape) - len(geometry.kernel) - 1)
+        x = topi.nn.pad(x, [0, *before, *behind], [0, *after, *behind], name="pad")
 
     def position(at: Sequence[Any], taps: Sequence[Any]) -> list[Any]:
         found = []
@@ -130,8 +150,8 @@ def tap_axes(geometry: TransposedGeometry) -> list[Any]:
 
 
 def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
-    """The transposed convolution of x [n, spatial.., C] by a weight of `pack_transposed`:
-    [n, out.., O]."""
+    """The transposed convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups])
+    by a weight of `pack_transposed`: [n, out.., O]."""
     x, position, phases = reading(x, geometry)
     taps = tap_axes(geometry)
     if geometry.depthwise:
@@ -144,20 +164,30 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
         shape = (x.shape[0], *geometry.whole_size, geometry.out_channels)
         return cropped(te.compute(shape, depthwise, name="depthwise_transpose"), geometry)
     block = int(weight.shape[-1])
-    channel = te.reduce_axis((0, geometry.in_channels), name="c")
+    channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")
+    rank = len(geometry.kernel)
 
     def dense(n: Any, *at: Any) -> Any:
-        *place, o = at
-        weighted = weight(o // block, *phases(place), *taps, channel, o % block)
-        return te.sum(x(n, *position(place, taps), channel) * weighted, axis=[*taps, channel])
+        place, group, o = at[:rank], at[rank:-1], at[-1]
+        weighted = weight(*group, o // block, *phases(place), *taps, channel, o % block)
+        return te.sum(
+            x(n, *position(place, taps), *group, channel) * weighted, axis=[*taps, channel]
+        )
 
-    shape = (x.shape[0], *geometry.whole_size, int(weight.shape[0]) * block)
+    groups = (geometry.groups,) if geometry.grouped else ()
+    shape = (x.shape[0], *geometry.whole_size, *groups, padded(geometry.per_group, block))
     return cropped(te.compute(shape, dense, name="conv_transpose"), geometry)
 
 
 def cropped(y: Tensor, geometry: TransposedGeometry) -> Tensor:
-    """The result without what only makes strides and blocks whole; an epilogue takes this in."""
+    """The result without what only makes strides and blocks whole, groups side by side; an epilogue
+    takes this in."""
     wanted = (int(y.shape[0]), *geometry.out_size, geometry.out_channels)
     if tuple(int(extent) for extent in y.shape) == wanted:
         return y
-    return te.compute(wanted, lambda *at: y[at], name="crop")
+
+    def element(*at: Any) -> Any:
+        *place, o = at
+        return y(*place, o // geometry.per_group, o % geometry.per_group)
+
+    return te.compute(wanted, element if geometry.grouped else lambda *at: y[at], name="crop")

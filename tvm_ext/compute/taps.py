@@ -89,7 +89,7 @@ def shifted_sum(t: Tensor, geometry: ConvGeometry) -> Tensor:
 
 def applies_transposed(geometry: TransposedGeometry, lanes: int) -> bool:
     """`applies` for a transposed convolution."""
-    few = 2 * geometry.out_channels <= lanes and not geometry.depthwise
+    few = 2 * geometry.out_channels <= lanes and geometry.groups == 1
     return few and prod(geometry.kernel) > 1
 
 

@@ -92,18 +92,32 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     if planes:
         shape = (shape[0], *shape[2:], shape[1])
     geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
+    return lower_conv(builder, call.args[0], tuple(shape), weight, geometry, options, name, planes)
+
+
+def lower_conv(
+    builder: Any,
+    x: Any,
+    shape: tuple[int, ...],
+    weight: np.ndarray,
+    geometry: ConvGeometry,
+    options: Any,
+    name: str,
+    planes: bool = False,
+) -> Any:
+    """The convolution of x by weight [O, k.., C/groups], by the algorithm that is predicted to be
+    fastest; `shape` is that of x with its channels last, even if x is in `planes`."""
     m = DIRECT
     if not planes:
         m = choose_algorithm(
             geometry,
-            tuple(shape),
+            shape,
             options.lanes,
             options.winograd,
             options.predict_us,
             peak_gflops(options.hardware),
         )
-    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
-    x = call.args[0]
     if m == TAPS:
         product = taps.product_geometry(geometry, options.lanes)
         return by_taps(

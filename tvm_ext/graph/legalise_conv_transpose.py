@@ -4,6 +4,9 @@ by phase on the way.
 conv2d_transpose(x, W, NHWC)
     →  call_tir(conv_transpose, x, W packed [O/B, phase.., tap.., C, B])
     or call_tir(taps, call_tir(conv, x, W as [(tap.., phase.., O), 1, 1, C], packed))
+    or, by a stride of 1, what becomes of conv2d(x, W turned round)
+
+A dilated kernel is one with zeros in it, if the stride is above 1.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import numpy as np
 
 from tvm_ext.compute import taps
 from tvm_ext.compute.blocking import choose_block
+from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose, pack_transposed
-from tvm_ext.graph.legalise_conv import FUSES_EPILOGUE, by_taps, direct_program
+from tvm_ext.graph.legalise_conv import FUSES_EPILOGUE, by_taps, direct_program, lower_conv
 from tvm_ext.graph.legalise_norm import ints, static_shape
-from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te
+from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 TRANSPOSED = {
     "relax.nn.conv1d_transpose": ("NWC", "IOW"),
@@ -31,13 +35,9 @@ TRANSPOSED = {
 
 def is_ours(call: Any) -> bool:
     """Whether a transposed convolution, in whatever layout, can be lowered by `legalise`: by a
-    constant, of known shape, not dilated, of one group or one for each channel."""
+    constant, of known shape."""
     weight, shape = constant_array(call.args[1]), static_shape(call.args[0])
-    if weight is None or shape is None or weight.dtype != np.float32:
-        return False
-    groups = int(call.attrs.groups)
-    dense, depthwise = groups == 1, groups == weight.shape[0] and weight.shape[1] == 1
-    return (dense or depthwise) and set(ints(call.attrs.dilation)) == {1}
+    return weight is not None and shape is not None and weight.dtype == np.float32
 
 
 def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
@@ -48,26 +48,30 @@ def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
         return None
     if str(attrs.out_layout) not in ("", layouts[0]):
         return None
-    weight, out = constant_array(call.args[1]), static_shape(call)
+    shape, out = static_shape(call.args[0]), static_shape(call)
+    assert shape is not None
     assert out is not None, "a static input has a static output"
-    rank = weight.ndim - 2
-    depthwise = int(attrs.groups) > 1
+    compact, dilation = constant_array(call.args[1]), ints(attrs.dilation)
+    weight = with_holes(compact, dilation)
     geometry = TransposedGeometry(
         kernel=weight.shape[2:],
         strides=ints(attrs.strides),
-        pad=ints(attrs.padding)[:rank],
+        pad=ints(attrs.padding)[: weight.ndim - 2],
         out_size=out[1:-1],
         in_channels=weight.shape[0],
         out_channels=out[-1],
-        depthwise=depthwise,
+        groups=int(attrs.groups),
     )
-    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if depthwise else ''}"
-    shape = static_shape(call.args[0])
-    if shape is not None and takes_taps(geometry, tuple(shape), options.lanes, options.predict_us):
+    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
+    x = call.args[0]
+    plain = as_convolution(geometry, dilation, shape[1:-1])
+    if plain is not None:
+        return lower_conv(builder, x, shape, turned(compact, plain.groups), plain, options, name)
+    if takes_taps(geometry, shape, options.lanes, options.predict_us):
         product = taps.transposed_product(geometry, options.lanes)
         return by_taps(
             builder,
-            call.args[0],
+            x,
             taps.transposed_columns(weight, geometry, options.lanes),
             product,
             lambda data: taps.transposed_sum(data, geometry),
@@ -75,13 +79,57 @@ def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
             name=name,
             lanes=options.lanes,
         )
+    if geometry.grouped:
+        split = (*shape[:-1], geometry.groups, shape[-1] // geometry.groups)
+        x = builder.emit_te(topi.reshape, x, split)
     return builder.call_te(
         lambda data, filters: conv_transpose(data, filters, geometry),
-        call.args[0],
+        x,
         constant(pack_transposed(weight, geometry, options.lanes)),
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )
+
+
+def with_holes(weight: np.ndarray, dilation: tuple[int, ...]) -> np.ndarray:
+    """[C, O/groups, k..] with zeros between the taps of a dilated kernel."""
+    reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilation, strict=True)]
+    spread = np.zeros((*weight.shape[:2], *reach), weight.dtype)
+    spread[tuple(slice(None, None, step) for step in (1, 1, *dilation))] = weight
+    return spread
+
+
+def as_convolution(
+    geometry: TransposedGeometry, dilation: tuple[int, ...], spatial: tuple[int, ...]
+) -> ConvGeometry | None:
+    """The convolution that one by a stride of 1 is, over data of extents `spatial`: its kernel
+    turned round and without holes, its padding what is left of the kernel's reach. None if more is
+    cut off."""
+    if set(geometry.strides) != {1}:
+        return None
+    sizes = zip(geometry.kernel, geometry.pad, geometry.out_size, spatial, strict=True)
+    pads = [(k - 1 - pad, out + pad - size) for k, pad, out, size in sizes]
+    if min(map(min, pads)) < 0:
+        return None
+    before, after = zip(*pads, strict=True)
+    reach = zip(geometry.kernel, dilation, strict=True)
+    return ConvGeometry(
+        kernel=tuple((k - 1) // d + 1 for k, d in reach),
+        strides=geometry.strides,
+        pad_before=before,
+        pad_after=after,
+        dilation=dilation,
+        groups=geometry.groups,
+        in_channels=geometry.in_channels,
+        out_channels=geometry.out_channels,
+    )
+
+
+def turned(weight: np.ndarray, groups: int) -> np.ndarray:
+    """[C, O/groups, k..] → [O, k.., C/groups], every kernel from its last tap to its first."""
+    weight = np.flip(weight, tuple(range(2, weight.ndim)))
+    apart = weight.reshape(groups, -1, *weight.shape[1:])
+    return np.moveaxis(apart, 1, -1).reshape(-1, *weight.shape[2:], len(weight) // groups)
 
 
 @lru_cache(maxsize=1024)

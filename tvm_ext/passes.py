@@ -33,7 +33,9 @@ from tvm_ext.graph.plan_memory import PlanMemory
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.region import Explain
 from tvm_ext.graph.share import Share
+from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
+from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -66,7 +68,9 @@ __all__ = [
     "PlanMemory",
     "ReadPlanes",
     "Share",
+    "SinkConcats",
     "SinkReshapes",
+    "SplitPhases",
     "Stitch",
     "graph_passes",
     "lowering_passes",
@@ -88,7 +92,9 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldDepth(hardware, predict_us),
         FoldLayout(),
+        SplitPhases(hardware.lanes(4), predict_us),
         SinkReshapes(),
+        SinkConcats(),
         FoldLayout(),
         ReadPlanes(),
         Normalise(),
@@ -102,7 +108,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         AbsorbViews(predict_us, explain),
         FuseTiles(predict_us, explain=explain),
         MemoryOrder(),
-        ConcatInPlace(hardware.lanes(4)),
+        ConcatInPlace(hardware.lanes(4) // 2),
     ]
 
 

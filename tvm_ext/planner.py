@@ -24,7 +24,7 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
-from tvm_ext.tir.slices import Strides, dense, with_slices
+from tvm_ext.tir.slices import Strides, dense, row_by_row, with_slices
 from tvm_ext.tvm_api import PrimFunc
 
 PICKED = 3
@@ -216,7 +216,7 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
         with shield(f"{option.source} plan", reasons):
             scheduled = write(task.func, option.plan)
             outdated = bool(option.tir_hash) and hash_func(scheduled) != option.tir_hash
-            func = with_slices(scheduled, task.slices)
+            func = row_by_row(with_slices(scheduled, task.slices)) if task.slices else scheduled
             return Planned(task, func, option, rest[place + 1 :], reasons, outdated=outdated)
     raise AssertionError("the list of options ends with the untouched function")
 

@@ -7,6 +7,7 @@ types. When the next rename comes, this file changes and no other does.
 from __future__ import annotations
 
 import importlib.metadata
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -234,6 +235,21 @@ def bound(mutator: Any, expr: Any) -> Any:
     return expr
 
 
+def count_uses(mod: IRModule) -> Counter[Any]:
+    """How many calls and tuples of a module's Relax functions each variable is an argument of."""
+    uses: Counter[Any] = Counter()
+
+    def count(node: Any) -> None:
+        if isinstance(node, Call | relax.Tuple):
+            fields = node.args if isinstance(node, Call) else node.fields
+            uses.update(one for one in fields if isinstance(one, relax.Var))
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, count)
+    return uses
+
+
 def default_legalise(name: str) -> Any:
     """TVM's own legalisation of an operator, called with (builder, call)."""
     return ir.Op.get(name).get_attr("FLegalize")
@@ -259,6 +275,7 @@ __all__ = [
     "check_install",
     "constant",
     "constant_array",
+    "count_uses",
     "default_legalise",
     "element_bytes",
     "ir",

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.compute.conv_transpose import TransposedGeometry
-from tvm_ext.graph import legalise_conv_transpose
+from tvm_ext.graph import legalise_conv_transpose, split_phases
 from tvm_ext.hardware import get
 from tvm_ext.passes import predicted_us
 from tvm_ext.tvm_api import Target
@@ -106,6 +106,31 @@ def test_as_onnxruntime_and_by_plans_of_the_picker(
     kernels = [g for g in compiled.manifest.groups if "transpose_" in g.kind]
     assert {(g.source, g.fallback) for g in kernels} == {("picker", ())}
     assert any("taps" in group.kind for group in kernels) == by_taps
+
+
+APART = {
+    "odd kernel": (16, 16, (6, 9), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+    "odd on one axis": (5, 32, (6, 7), (3, 2), (2, 2), (1, 0, 1, 0), (1, 0)),
+    "phases together": (16, 16, (9,), (16,), (8,), (4, 4), (0,)),
+    "three axes": (4, 16, (3, 4, 5), (3, 3, 3), (2, 2, 2), (1,) * 6, (1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in APART.items()])
+def test_phases_apart_as_onnxruntime(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bias and activation are part of each kernel, which writes where the output has its phase."""
+    monkeypatch.setattr(split_phases, "pays", lambda *_: True)
+    model = transposed(*case)
+    x = np.random.default_rng(1).standard_normal((2, case[0], *case[2]), dtype="float32")
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    compiled = tvm_ext.compile(model)
+    (y,) = compiled(x)
+    assert np.abs(y - expected).max() <= BOUND * np.abs(expected).max()
+    kernels = [g for g in compiled.manifest.groups if g.multiply_flops]
+    assert len(kernels) > 1
+    assert all("relu" in group.kind and "sliced" in group.kind for group in kernels)
+    assert {group.source for group in kernels} == {"picker"}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ FUNCTIONS = {
     "tanh": Function(op.tanh, np.tanh, 6.0),
     "erf": Function(op.erf, special.erf, 8.0),
     "sigmoid": Function(op.sigmoid, special.expit, 3.0),
+    "atan": Function(op.atan, np.arctan, 3.0),
+    "asin": Function(op.asin, np.arcsin, 3.0),
+    "acos": Function(op.acos, np.arccos, 2.0),
+    "sinh": Function(op.sinh, np.sinh, 4.0),
+    "cosh": Function(op.cosh, np.cosh, 4.0),
+    "asinh": Function(op.asinh, np.arcsinh, 4.0),
+    "acosh": Function(op.acosh, np.arccosh, 3.0),
+    "atanh": Function(op.atanh, np.arctanh, 2.0),
     "rsqrt": Function(op.rsqrt, lambda x: 1 / np.sqrt(x), 2.0),
     "sqrt": Function(op.sqrt, np.sqrt, 1.0),
     "silu": Function(nn.silu, lambda x: x * special.expit(x), 0.0, 4e-7),
@@ -155,6 +163,15 @@ def test_waves_are_within_their_bounds(
     assert_within(got[~far], wanted[~far], bound[~far], x[~far])
     assert (got[far & finite] == exact(0.0)).all()
     assert np.isnan(got[~finite]).all()
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_tangents_are_within_their_bound(machine: str) -> None:
+    parts = np.linspace(-30, 30, SAMPLES // 2), np.linspace(-1e6, 1e6, SAMPLES // 2)
+    x = np.concatenate(parts).astype(np.float32)
+    exact = np.tan(x.astype(np.float64))
+    bound = 4 * np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    assert_within(call(op.tan, machine, x), exact, bound, x)
 
 
 def assert_power(x: np.ndarray, y: np.ndarray, got: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tvm_ext.graph import concat_in_place
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.hardware import catalog
@@ -136,6 +137,20 @@ def test_what_goes_and_what_stays(name: str) -> None:
 def test_slices_that_would_cut_vectors_stay_copies() -> None:
     assert concats(ConcatInPlace(LANES)(module(two, width=6))) == 1
     assert concats(ConcatInPlace(2)(module(two, width=6))) == 0
+
+
+@pytest.mark.parametrize(("elements", "left"), [(6, 0), (7, 1)])
+def test_large_operands_are_copied_one_after_another(
+    elements: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where rows are no whole vectors; small ones by one kernel that chooses."""
+    monkeypatch.setattr(concat_in_place, "COPIED", elements * 6)
+    mod = module(lambda e, x, y: e(op.concat([x, y], 2)), width=6)
+    placed = ConcatInPlace(LANES)(mod)
+    assert concats(placed) == left
+    arrays = [np.random.default_rng(0).standard_normal((2, 3, 6), dtype="float32")] * 2
+    (actual,), (expected,) = run(placed, *arrays), run(mod, *arrays)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_kernel_is_made_once_for_all_places_in_tensors_alike() -> None:

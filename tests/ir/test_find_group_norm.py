@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,65 @@ def test_scales_of_groups_are_those_of_their_channels() -> None:
     (found,) = calls(module(scale=vector([1, 2, 3, 4]), shift=vector([5, 6, 7, 8])))
     np.testing.assert_array_equal(constant_array(found.args[1]), np.repeat([1, 2, 3, 4], 3))
     np.testing.assert_array_equal(constant_array(found.args[2]), np.repeat([5, 6, 7, 8], 3))
+
+
+def by_channels(
+    scaled: Callable[[Any, Any], Any],
+    axes: tuple[int, ...] = (2, 3),
+    shape: tuple[int, ...] = SHAPE,
+) -> IRModule:
+    """x normalised along axes; `scaled` is given what emits and the result."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            mean = emit(op.mean(x, axes, keepdims=True))
+            spread = emit(op.variance(x, axes, keepdims=True))
+            root = emit(op.sqrt(emit(op.add(spread, relax.const(1e-3, "float32")))))
+            y = emit(op.divide(emit(op.subtract(x, mean)), root))
+            result = builder.emit_output(scaled(emit, y))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def channels(start: int) -> Any:
+    return constant(np.arange(start, start + 12, dtype="float32").reshape(12, 1, 1))
+
+
+def test_an_instance_norm_takes_its_scale_and_shift_in() -> None:
+    def scaled(emit: Any, y: Any) -> Any:
+        return op.add(emit(op.multiply(y, channels(1))), channels(5))
+
+    (found,) = calls(by_channels(scaled))
+    assert op_name(found) == "relax.nn.instance_norm"
+    assert ([int(axis) for axis in found.attrs.axes], int(found.attrs.channel_axis)) == ([2, 3], 1)
+    assert float(found.attrs.epsilon) == pytest.approx(1e-3)
+    np.testing.assert_array_equal(constant_array(found.args[1]), np.arange(1, 13))
+    np.testing.assert_array_equal(constant_array(found.args[2]), np.arange(5, 17))
+
+
+def test_a_shift_before_the_scale_is_scaled_as_well() -> None:
+    def scaled(emit: Any, y: Any) -> Any:
+        return op.multiply(emit(op.add(y, channels(1))), channels(2))
+
+    (found,) = calls(by_channels(scaled))
+    expected = np.arange(1, 13) * np.arange(2, 14)
+    np.testing.assert_array_equal(constant_array(found.args[2]), expected)
+
+
+def test_what_is_read_twice_keeps_its_scale_apart() -> None:
+    def scaled(emit: Any, y: Any) -> Any:
+        return op.subtract(emit(op.multiply(y, channels(2))), y)
+
+    names = [op_name(call).removeprefix("relax.") for call in calls(by_channels(scaled))]
+    assert names == ["nn.instance_norm", "multiply", "subtract"]
+
+
+@pytest.mark.parametrize("axes", [(3,), (1, 2, 3), (0, 2, 3)])
+def test_norms_over_other_axes_are_none_of_instances(axes: tuple[int, ...]) -> None:
+    found = calls(by_channels(lambda _, y: op.nn.relu(y), axes))
+    assert "relax.nn.instance_norm" not in {op_name(call) for call in found}
 
 
 @pytest.mark.parametrize(

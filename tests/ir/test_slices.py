@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tir.signature import signature
-from tvm_ext.tir.slices import dense, gathered, sliced, span, spread, with_slices
-from tvm_ext.tvm_api import PrimFunc, Target, te, tirx, tvm
+from tvm_ext.tir.slices import dense, gathered, row_by_row, sliced, span, spread, with_slices
+from tvm_ext.tvm_api import PrimFunc, Target, schedule_of, te, tirx, tvm
 
 
 def twice_func() -> PrimFunc:
@@ -25,6 +25,19 @@ def test_indices_become_a_place_in_flat_memory() -> None:
     assert "y[v_i * 16 + v_j] = x[v_i, v_j] * T.float32(2.0)" in text
     assert 'y: T.Buffer((56,), "float32", offset_factor=1)' in text
     assert "T.writes(y[0:56])" in text
+
+
+def test_rows_of_slices_have_loops_of_their_own() -> None:
+    """for f in range(32): y[f // 8, f % 8]  →  for row in range(4): for place in range(8)"""
+    func = twice_func()
+    schedule = schedule_of(func)
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    schedule.fuse(*schedule.get_loops(block))
+    fused = schedule.mod["main"]
+    text = row_by_row(with_slices(fused, {1: (16, 1)})).script()
+    assert "for row, place in T.grid(4, 8):" in text
+    assert 'T.axis.remap("SS", [row, place])' in text
+    assert row_by_row(func).script() == func.script()
 
 
 def test_the_dense_function_comes_back() -> None:

@@ -39,7 +39,9 @@ class GraphBuilder:
 
         def access(tensor: int, indices: Sequence[Index | AffineDim]) -> Access:
             dims = (
-                i if isinstance(i, AffineDim) else AffineDim(tuple(i.get(n, 0) for n in names))
+                i
+                if i is None or isinstance(i, AffineDim)
+                else AffineDim(tuple(i.get(n, 0) for n in names))
                 for i in indices
             )
             return Access(tensor, tuple(dims))
@@ -208,6 +210,21 @@ def elementwise(*shape: int, flops: float = 1.0) -> TileGraph:
     x = build.tensor("x", shape, "input")
     y = build.tensor("y", shape, "output")
     build.node("map", axes, [(x, point)], (y, point), flops)
+    return build.graph()
+
+
+def looked_up(height: int, width: int, channels: int) -> TileGraph:
+    """y[h, w, c] = x[?, ?, c], from places that no affine map tells."""
+    build = GraphBuilder("looked_up")
+    x = build.tensor("x", (14, 14, channels), "input")
+    y = build.tensor("y", (height, width, channels), "output")
+    build.node(
+        "looked_up",
+        {"h": height, "w": width, "c": channels},
+        [(x, [None, None, {"c": 1}])],
+        (y, [{"h": 1}, {"w": 1}, {"c": 1}]),
+        4.0,
+    )
     return build.graph()
 
 

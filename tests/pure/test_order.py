@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from graphs import conv, depthwise, elementwise, matmul, pool, transpose
+from graphs import conv, depthwise, elementwise, looked_up, matmul, pool, transpose
 
 from tvm_ext.hardware import get
 from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order
@@ -30,6 +30,11 @@ def test_data_read_in_vectors_is_walked_as_it_lies(graph: TileGraph) -> None:
         is_plain(graph, place) for place, node in enumerate(graph.nodes) if node.kind == "reduce"
     )
     assert is_plain(graph, len(graph.nodes) - 1)
+
+
+def test_what_is_looked_up_is_written_as_it_lies() -> None:
+    """y[h, w, c] = x[?, ?, c]: nothing says that what is read stays in cache."""
+    assert is_plain(looked_up(56, 56, 256), 0)
 
 
 def test_a_transposition_keeps_the_order_of_what_it_reads() -> None:

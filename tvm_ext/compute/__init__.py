@@ -9,7 +9,7 @@
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
-  power     x**y;  trigonometry: sine and cosine
+  power     x**y;  trigonometry: sine and cosine;  inverse: arc and hyperbolic functions
   plain_calls  calls of special functions in any TIR made those expressions
 
 Packing happens in numpy, at compile time; the expressions only say what is computed.

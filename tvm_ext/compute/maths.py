@@ -15,6 +15,7 @@ it at most), and are tested:
     rsqrt    2 ULP
     power    in `compute.power`
     sin, cos 2 ULP below 1e6, 2e-7 below 2**28, from there those of 0; in `compute.trigonometry`
+    others   tan, arc and hyperbolic functions in `compute.inverse`
 
 NaN in gives NaN out; infinities give the limit, but gelu and silu of -inf are NaN, as 0 * -inf is.
 """
@@ -112,7 +113,8 @@ def _bits(x: Expr) -> Expr:
     return tirx.reinterpret("int32", x)
 
 
-def _horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
+def horner(coefficients: tuple[float, ...], x: Expr) -> Expr:
+    """The polynomial of these coefficients, the highest power first."""
     total = const(coefficients[0])
     for coefficient in coefficients[1:]:
         total = total * x + const(coefficient)
@@ -166,7 +168,7 @@ def _odd_rational(x: Expr, top: tuple[float, ...], bottom: tuple[float, ...], on
     product of a tiny x with a small coefficient would be denormal."""
 
     def saturated(v: Expr) -> Expr:
-        value = bind(v * v, lambda s: v * (_horner(top, s) / _horner(bottom, s)))
+        value = bind(v * v, lambda s: v * (horner(top, s) / horner(bottom, s)))
         below = tirx.Select(v < const(-one), const(-1.0), value)
         return tirx.Select(v > const(one), const(1.0), below)
 
@@ -226,7 +228,7 @@ def log(x: Expr) -> Expr:
 
     def series(e: Expr, r: Expr) -> Expr:
         square = r * r
-        tail = r * square * _horner(_LOG, r) + e * const(_LN2_LOW)
+        tail = r * square * horner(_LOG, r) + e * const(_LN2_LOW)
         return r + (tail - const(0.5) * square) + e * const(_LN2_HIGH)
 
     def whole(v: Expr) -> Expr:

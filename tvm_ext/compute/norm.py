@@ -10,6 +10,7 @@ that the long one runs in whole vectors:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from tvm_ext.compute import maths
@@ -35,9 +36,10 @@ def reduce_axes(
     value: Value = lambda element, _: element,
 ) -> Tensor:
     """Reduces `value(element, index)` over `axes`; the result has the other axes, or [1]."""
-    extent = int(x.shape[-1])
+    run = trailing(axes, len(x.shape))
+    extent = prod(int(x.shape[axis]) for axis in run)
     tail = extent % lanes
-    if len(x.shape) - 1 not in axes or not tail or extent < 2 * lanes:
+    if not run or not tail or extent < 2 * lanes:
         return _part(x, axes, how, name, value, 0, extent)
     main = _part(x, axes, how, name, value, 0, extent - tail)
     rest = _part(x, axes, how, f"{name}_tail", value, extent - tail, tail)
@@ -45,22 +47,36 @@ def reduce_axes(
     return te.compute(main.shape, lambda *at: join(main[at], rest[at]), name=f"{name}_all")
 
 
+def trailing(axes: Sequence[int], rank: int) -> list[int]:
+    """Those of the axes that are the last of a tensor: along them its elements lie in a row."""
+    first = rank
+    while first - 1 in axes:
+        first -= 1
+    return list(range(first, rank))
+
+
 def _part(
     x: Tensor, axes: Sequence[int], how: str, name: str, value: Value, start: int, count: int
 ) -> Tensor:
-    """The reduction with the last axis limited to [start, start + count), if it is reduced."""
+    """The reduction with the last axes, if they are reduced, as one that is limited to
+    [start, start + count)."""
     rank = len(x.shape)
     kept = [axis for axis in range(rank) if axis not in axes]
-    extents = [*(int(extent) for extent in x.shape[:-1]), count]
-    loops = {axis: te.reduce_axis((0, extents[axis]), name=f"k{axis}") for axis in axes}
+    run = trailing(axes, rank)
+    outer = [axis for axis in axes if axis not in run]
+    loops = {axis: te.reduce_axis((0, int(x.shape[axis])), name=f"k{axis}") for axis in outer}
+    row = [te.reduce_axis((0, count), name=f"k{rank - 1}")] if run else []
 
     def body(*at: Any) -> Any:
         own = dict(zip(kept, at if kept else (), strict=True)) | loops
-        place = [own[axis] for axis in range(rank)]
-        if start:
-            place[-1] = place[-1] + start
-        index = tuple(place)
-        return COMBINE[how][0](value(x[index], index), axis=list(loops.values()))
+        left: Any = row[0] + start if start else row[0] if row else 0
+        for axis in reversed(run):
+            size = int(x.shape[axis])
+            first = axis == run[0]
+            own[axis] = left if first else left % size
+            left = left if first else left // size
+        index = tuple(own[axis] for axis in range(rank))
+        return COMBINE[how][0](value(x[index], index), axis=[*loops.values(), *row])
 
     return te.compute(tuple(x.shape[axis] for axis in kept) or (1,), body, name=name)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_ext.compute import maths
+from tvm_ext.compute.inverse import acos, acosh, asin, asinh, atan, atanh, cosh, sinh, tan
 from tvm_ext.compute.power import LARGEST_PRODUCT, power
 from tvm_ext.compute.trigonometry import cos, sin
 from tvm_ext.tvm_api import Call, PrimFunc, ir, structural_map, tirx
@@ -44,6 +45,7 @@ _EXPRESSIONS: dict[str, Callable[..., Expr | None]] = {
     "sigmoid": maths.sigmoid,
     "rsqrt": maths.rsqrt,
     "pow": _power,
+    **{f.__name__: f for f in (tan, atan, asin, acos, sinh, cosh, asinh, acosh, atanh)},
 }
 
 

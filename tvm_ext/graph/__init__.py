@@ -9,7 +9,8 @@ In the order the pipeline runs them:
   find_group_norm  group norms as exporters write them, as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
   fold_depth     convolutions of volumes as those of planes beside their neighbours
-  sink_reshapes  reshapes behind what works element by element
+  split_phases   transposed convolutions as one for each phase of the output
+  sink_reshapes  reshapes behind what works element by element; sink_concats: concatenations
   read_planes    convolutions of few channels take planes as they are
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic

@@ -34,6 +34,9 @@ from tvm_ext.tvm_api import (
     tvm,
 )
 
+COPIED = 4096
+"""Elements of each operand from which copies of one after another take less time than one kernel
+that asks of every vector which operand it is of."""
 CONCAT_AXIS = "tvm_ext.concat_axis"
 """Attribute of a function that does nothing but concatenate, by `Legalise`."""
 
@@ -166,8 +169,11 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
             tensor not in tensors[:place] and movable(tensor, home.strides)
             for place, tensor in enumerate(tensors)
         ]
+        if cuts_vectors(shapes, axis, lanes):
+            in_place = [False] * len(operands)
         moved = sum(prod(shape) for shape, fits in zip(shapes, in_place, strict=True) if fits)
-        if not cuts_vectors(shapes, axis, lanes) and 2 * moved >= prod(known.shapes[whole]):
+        size = prod(known.shapes[whole])
+        if 2 * moved >= size or size - moved >= COPIED * in_place.count(False):
             begin = home.begin
             copies = found.copies.setdefault(bound, [])
             for place, shape in enumerate(shapes):

@@ -1,6 +1,7 @@
-"""`FindGroupNorm`: group norms as exporters of old operator sets write them.
+"""`FindGroupNorm`: instance norms as TVM imports them, group norms as exporters write them.
 
-    reshape(normalised(reshape(x, [n, g, -1])) * s + b, shape of x)   →   group_norm(x, g groups)
+    (x - mean(x)) / sqrt(variance(x) + e) * s + b             →   instance_norm(x)
+    reshape(instance_norm(reshape(x, [n, g, -1])), shape of x)  →   group_norm(x)
 
 PyTorch has an instance norm of groups stand for it, and so a reshape that puts channels and pixels
 together: channels-last data would be brought to planes for it and back (64 channels of 64 x 64 in
@@ -20,6 +21,7 @@ from tvm_ext.tvm_api import (
     bound,
     constant,
     constant_array,
+    count_uses,
     op_name,
     relax,
     rewritten,
@@ -41,76 +43,106 @@ class FindGroupNorm:
 
 @relax.expr_functor.mutator
 class _Finder(relax.PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._uses = count_uses(mod)
+
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        if op_name(call) != "relax.reshape":
-            return call
-        found = self._group_norm(call)
+        rules = {
+            "relax.divide": self._instance_norm,
+            "relax.multiply": self._scaled,
+            "relax.add": self._scaled,
+            "relax.reshape": self._group_norm,
+        }
+        rule = rules.get(op_name(call))
+        found = rule(call) if rule else None
         return call if found is None else found
 
-    def _group_norm(self, call: Any) -> Any:
-        """The norm that a reshape ends, as one operator; None for any other reshape."""
-        rows, shape = static_shape(call.args[0]), static_shape(call)
-        if rows is None or shape is None or len(rows) != 3 or len(shape) < 3:
-            return None
-        _, groups, _ = rows
-        shift, value = self._by_group(call.args[0], "relax.add", groups)
-        scale, value = self._by_group(value, "relax.multiply", groups)
-        found = self._normalised(value)
-        if found is None:
-            return None
-        (given, epsilon), made = found, bound(self, found[0])
-        if op_name(made) != "relax.reshape" or static_shape(made.args[0]) != shape:
-            return None
-        channels = shape[CHANNEL]
-        if rows[0] != shape[0] or channels % groups or static_shape(given) != rows:
-            return None
-        each = channels // groups
-        gamma, beta = (
-            np.full(channels, default, "float32") if array is None else np.repeat(array, each)
-            for array, default in ((scale, 1.0), (shift, 0.0))
-        )
-        return relax.op.nn.group_norm(
-            made.args[0],
-            constant(gamma),
-            constant(beta),
-            num_groups=groups,
-            channel_axis=CHANNEL,
-            axes=list(range(CHANNEL + 1, len(shape))),
-            epsilon=epsilon,
-        )
-
-    def _by_group(self, expr: Any, name: str, groups: int) -> tuple[np.ndarray | None, Any]:
-        """The constant of one element a group that an operator takes, and its other operand."""
-        made = bound(self, expr)
-        if op_name(made) != name:
-            return None, expr
-        for place, side in enumerate(made.args):
-            array = constant_array(bound(self, side))
-            if array is not None and array.shape[-2:] == (groups, 1) and array.size == groups:
-                return array.reshape(-1), made.args[1 - place]
-        return None, expr
-
-    def _normalised(self, expr: Any) -> tuple[Any, float] | None:
-        """x and epsilon of `(x - mean(x)) / sqrt(variance(x) + epsilon)` over the last axis."""
-        quotient = bound(self, expr)
-        if op_name(quotient) != "relax.divide":
-            return None
+    def _instance_norm(self, quotient: Any) -> Any:
+        """(x - mean(x)) / sqrt(variance(x) + epsilon)  →  instance_norm(x)"""
         centred, root = (bound(self, side) for side in quotient.args)
         if op_name(centred) != "relax.subtract" or op_name(root) != "relax.sqrt":
             return None
         x, mean = centred.args[0], bound(self, centred.args[1])
         slack = bound(self, root.args[0])
-        if op_name(slack) != "relax.add" or not self._over_rows(mean, "relax.mean", x):
+        if op_name(slack) != "relax.add" or not self._over_places(mean, "relax.mean", x):
             return None
         spread, epsilon = bound(self, slack.args[0]), constant_array(bound(self, slack.args[1]))
         if epsilon is None or epsilon.size != 1:
             return None
-        over = self._over_rows(spread, "relax.variance", x)
-        return (x, float(epsilon.reshape(()))) if over else None
+        if not self._over_places(spread, "relax.variance", x):
+            return None
+        channels = (static_shape(x) or ())[CHANNEL]
+        return instance_norm(
+            x,
+            np.ones(channels, "float32"),
+            np.zeros(channels, "float32"),
+            float(epsilon.reshape(())),
+        )
 
-    def _over_rows(self, made: Any, name: str, x: Any) -> bool:
-        """Whether a reduction is of the last of three axes of x, which stays as one element."""
+    def _over_places(self, made: Any, name: str, x: Any) -> bool:
+        """Whether a reduction is of all axes of x behind its channels, and keeps them as ones."""
+        shape = static_shape(x)
         if op_name(made) != name or not made.args[0].same_as(x) or made.attrs.axis is None:
             return False
-        return bool(made.attrs.keepdims) and ints(made.attrs.axis) in ((2,), (-1,))
+        if shape is None or len(shape) < 3 or not made.attrs.keepdims:
+            return False
+        axes = sorted(axis % len(shape) for axis in ints(made.attrs.axis))
+        return axes == list(range(CHANNEL + 1, len(shape)))
+
+    def _scaled(self, call: Any) -> Any:
+        """instance_norm(x) * s or + b, a constant for each channel  →  instance_norm(x)"""
+        for place, side in enumerate(call.args):
+            norm, array = bound(self, side), constant_array(bound(self, call.args[1 - place]))
+            if op_name(norm) != "relax.nn.instance_norm" or array is None:
+                continue
+            shape = static_shape(norm) or ()
+            extents = (1,) * (len(shape) - array.ndim) + array.shape
+            wanted = tuple(e if axis == CHANNEL else 1 for axis, e in enumerate(shape))
+            if extents != wanted or self._uses[side] != 1:
+                continue
+            x, gamma, beta = norm.args
+            gamma, beta = constant_array(gamma), constant_array(beta)
+            values = array.reshape(-1)
+            if op_name(call) == "relax.multiply":
+                gamma, beta = gamma * values, beta * values
+            else:
+                beta = beta + values
+            return instance_norm(x, gamma, beta, float(norm.attrs.epsilon))
+        return None
+
+    def _group_norm(self, call: Any) -> Any:
+        """The norm that a reshape ends, as one operator; None for any other reshape."""
+        norm, shape = bound(self, call.args[0]), static_shape(call)
+        rows = static_shape(call.args[0])
+        if op_name(norm) != "relax.nn.instance_norm" or rows is None or shape is None:
+            return None
+        made = bound(self, norm.args[0])
+        if op_name(made) != "relax.reshape" or static_shape(made.args[0]) != shape:
+            return None
+        if len(rows) != 3 or len(shape) < 3 or rows[0] != shape[0] or shape[CHANNEL] % rows[1]:
+            return None
+        each = shape[CHANNEL] // rows[1]
+        gamma, beta = (constant(np.repeat(constant_array(side), each)) for side in norm.args[1:])
+        return relax.op.nn.group_norm(
+            made.args[0],
+            gamma,
+            beta,
+            num_groups=rows[1],
+            channel_axis=CHANNEL,
+            axes=list(range(CHANNEL + 1, len(shape))),
+            epsilon=float(norm.attrs.epsilon),
+        )
+
+
+def instance_norm(x: Any, gamma: np.ndarray, beta: np.ndarray, epsilon: float) -> Any:
+    """The call of an instance norm of planes."""
+    return relax.op.nn.instance_norm(
+        x,
+        constant(gamma),
+        constant(beta),
+        channel_axis=CHANNEL,
+        axes=list(range(CHANNEL + 1, x.ty.ndim)),
+        epsilon=epsilon,
+    )

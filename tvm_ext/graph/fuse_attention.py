@@ -9,7 +9,6 @@ its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from tvm_ext.tvm_api import (
     IRModule,
     bound,
     constant_array,
+    count_uses,
     op_name,
     relax,
     rewritten,
@@ -59,15 +59,7 @@ class _Fuser(relax.PyExprMutator):
         super().__init__(mod)
         self._hardware = hardware
         self._reader = ScoresReader(self)
-        self._uses: Counter[Any] = Counter()
-        for function in mod.functions.values():
-            if isinstance(function, relax.Function):
-                relax.analysis.post_order_visit(function, self._count)
-
-    def _count(self, node: Any) -> None:
-        if isinstance(node, Call | relax.Tuple):
-            fields = node.args if isinstance(node, Call) else node.fields
-            self._uses.update(one for one in fields if isinstance(one, relax.Var))
+        self._uses = count_uses(mod)
 
     def visit_call_(self, call: Any) -> Any:
         is_product = op_name(call) == "relax.matmul"

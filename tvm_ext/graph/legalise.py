@@ -182,7 +182,7 @@ def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
         isinstance(part, relax.Var) and builder.lookup_binding(part) is not None for part in parts
     )
     extents = [static_shape(part) or () for part in parts]
-    in_place = made_here and not cuts_vectors(extents, axis, options.lanes)
+    in_place = made_here and not cuts_vectors(extents, axis, options.lanes // 2)
     return builder.call_te(
         lambda *tensors: topi.concatenate(tensors, axis),
         *parts,

@@ -40,21 +40,19 @@ def is_ours(call: Any) -> bool:
     return weight is not None and shape is not None and weight.dtype == np.float32
 
 
-def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
-    """Transposed convolution of channels-last data by a constant; None for any other."""
+def geometry_of_call(call: Any) -> TransposedGeometry | None:
+    """A transposed convolution of channels-last data by a constant, the kernel as long as it
+    reaches; None for any other."""
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
     if layouts != TRANSPOSED[str(call.op.name)] or not is_ours(call):
         return None
-    if str(attrs.out_layout) not in ("", layouts[0]):
+    out, weight = static_shape(call), constant_array(call.args[1])
+    if out is None or str(attrs.out_layout) not in ("", layouts[0]):
         return None
-    shape, out = static_shape(call.args[0]), static_shape(call)
-    assert shape is not None
-    assert out is not None, "a static input has a static output"
-    compact, dilation = constant_array(call.args[1]), ints(attrs.dilation)
-    weight = with_holes(compact, dilation)
-    geometry = TransposedGeometry(
-        kernel=weight.shape[2:],
+    reach = zip(weight.shape[2:], ints(attrs.dilation), strict=True)
+    return TransposedGeometry(
+        kernel=tuple((k - 1) * d + 1 for k, d in reach),
         strides=ints(attrs.strides),
         pad=ints(attrs.padding)[: weight.ndim - 2],
         out_size=out[1:-1],
@@ -62,6 +60,15 @@ def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
         out_channels=out[-1],
         groups=int(attrs.groups),
     )
+
+
+def legalise_conv_transpose(builder: Any, call: Any, options: Any) -> Any:
+    """Transposed convolution of channels-last data by a constant; None for any other."""
+    geometry, shape = geometry_of_call(call), static_shape(call.args[0])
+    if geometry is None or shape is None:
+        return None
+    compact, dilation = constant_array(call.args[1]), ints(call.attrs.dilation)
+    weight = with_holes(compact, dilation)
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     x = call.args[0]
     plain = as_convolution(geometry, dilation, shape[1:-1])

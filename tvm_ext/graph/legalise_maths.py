@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_ext.compute import maths
+from tvm_ext.compute.inverse import acos, acosh, asin, asinh, atan, atanh, cosh, sinh, tan
 from tvm_ext.compute.power import pow, power
 from tvm_ext.compute.trigonometry import cos, sin
 from tvm_ext.graph.legalise_norm import static_shape
@@ -71,6 +72,10 @@ POINTWISE: dict[str, Rule] = {
     "relax.erf": _pointwise(maths.erf, "erf"),
     "relax.sin": _pointwise(sin, "sin"),
     "relax.cos": _pointwise(cos, "cos"),
+    **{
+        f"relax.{function.__name__}": _pointwise(function, function.__name__)
+        for function in (tan, atan, asin, acos, sinh, cosh, asinh, acosh, atanh)
+    },
     "relax.sigmoid": _pointwise(maths.sigmoid, "sigmoid"),
     "relax.nn.gelu": _pointwise(maths.gelu, "gelu"),
     "relax.nn.gelu_tanh": _pointwise(maths.gelu_tanh, "gelu_tanh"),

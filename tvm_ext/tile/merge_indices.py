@@ -8,8 +8,8 @@ from tvm_ext.tile.graph import Access, AffineDim, TileGraph
 
 
 def merge_indices(graph: TileGraph) -> TileGraph:
-    """The graph with neighbouring indices of a tensor as one wherever all accesses to it go from
-    the end of a row to the start of the next; its tensors then have fewer dimensions."""
+    """The graph with neighbouring indices of a tensor as one wherever an access to it goes from the
+    end of a row to the start of the next; its tensors then have fewer dimensions."""
     for number in range(len(graph.tensors)):
         place = 0
         while place + 1 < len(graph.tensors[number].shape):
@@ -24,6 +24,9 @@ def _merged(graph: TileGraph, number: int, place: int) -> TileGraph | None:
     extent = tensor.shape[place + 1]
     accesses = {a for node in graph.nodes for a in (*node.reads, node.write) if a.tensor == number}
     found = {a: _one(a.dims[place], a.dims[place + 1], extent) for a in accesses}
+    if any(found.values()):
+        rest = [access for access, dim in found.items() if dim is None]
+        found |= {a: _counted(a.dims[place], a.dims[place + 1], extent) for a in rest}
     if None in found.values():
         return None
 
@@ -51,3 +54,14 @@ def _one(outer: AffineDim | None, inner: AffineDim | None, extent: int) -> Affin
     if not same or outer.div != inner.div * extent:
         return None
     return AffineDim(inner.coeffs, inner.offset, inner.div, outer.mod * extent)
+
+
+def _counted(outer: AffineDim | None, inner: AffineDim | None, extent: int) -> AffineDim | None:
+    """Two indices without quotients, counted by one: `x[h, w]` of rows of 56 is `x[56 * h + w]`."""
+    for dim in (outer, inner):
+        if dim is None or dim.div > 1 or dim.mod:
+            return None
+    assert outer is not None
+    assert inner is not None
+    steps = zip(outer.coeffs, inner.coeffs, strict=True)
+    return AffineDim(tuple(extent * a + b for a, b in steps), extent * outer.offset + inner.offset)

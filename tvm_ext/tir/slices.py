@@ -105,6 +105,51 @@ def with_slices(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
     return PrimFunc(params, body, attrs=func.attrs, span=func.span)
 
 
+def row_by_row(func: PrimFunc) -> PrimFunc:
+    """The function with a loop for rows and one along them, where one goes over both: dense rows
+    follow each other, those of a slice do not, and LLVM would make no vectors of their elements.
+
+    for f in range(n * c): y[f // c, f % c]   →   for i in range(n): for j in range(c): y[i, j]
+    """
+
+    def apart(loop: Any) -> Any:
+        sizes: set[int] = set()
+        counts = {"all": 0, "divided": 0}
+
+        def divided(node: Any) -> None:
+            if node.a.same_as(loop.loop_var) and isinstance(node.b, tirx.IntImm):
+                sizes.add(int(node.b))
+                counts["divided"] += 1
+
+        def used(var: Any) -> None:
+            counts["all"] += var.same_as(loop.loop_var)
+
+        kinds = [(tirx.FloorDiv, divided), (tirx.FloorMod, divided), (tirx.Var, used)]
+        structural_walk(loop.body, kinds)
+        size = sizes.pop() if len(sizes) == 1 else 0
+        if loop.kind != tirx.ForKind.SERIAL or not size or counts["all"] != counts["divided"]:
+            return loop
+        if not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) % size:
+            return loop
+        dtype = str(loop.loop_var.ty.dtype)
+        row, place = tirx.Var("row", dtype), tirx.Var("place", dtype)
+
+        def quotient(node: Any) -> Any:
+            return row if node.a.same_as(loop.loop_var) else node
+
+        def remainder(node: Any) -> Any:
+            return place if node.a.same_as(loop.loop_var) else node
+
+        swaps = [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)]
+        body = structural_map(loop.body, swaps, order="post")
+        zero = tirx.const(0, dtype)
+        inner = tirx.For(place, zero, tirx.const(size, dtype), tirx.ForKind.SERIAL, body)
+        count = tirx.const(int(loop.extent) // size, dtype)
+        return tirx.For(row, zero, count, tirx.ForKind.SERIAL, inner)
+
+    return func.with_body(structural_map(func.body, [(tirx.For, apart)], order="post"))
+
+
 def spread(array: np.ndarray, strides: Strides) -> np.ndarray:
     """The array as a slice of flat memory that holds nothing else: the gaps are NaN, or 0."""
     filler = np.nan if array.dtype.kind == "f" else 0

@@ -12,6 +12,7 @@ Architectures as published, smaller.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import onnx
 import torch
@@ -158,7 +159,7 @@ class HighResolution(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128)) -> None:
         super().__init__()
         self.stem = nn.Sequential(conv(3, 64, 3, 2), conv(64, widths[0], 3, 2))
-        smaller = zip(widths, widths[1:], strict=False)
+        smaller = pairwise(widths)
         self.down = nn.ModuleList(conv(inner, outer, 3, 2) for inner, outer in smaller)
         self.exchanges = nn.ModuleList(Exchange(widths) for _ in range(2))
         self.last = nn.Conv2d(widths[0], 17, 1)
@@ -173,7 +174,7 @@ class HighResolution(nn.Module):
 
 
 class Depth(nn.Module):
-    """Monodepth2's decoder (Godard et al. 2019) on a small encoder: reflected borders, ELU, skips."""
+    """Monodepth2 (Godard et al. 2019), a small encoder: reflected borders, ELU, skips."""
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 96, 128)) -> None:
         super().__init__()

@@ -213,16 +213,18 @@ def elementwise(*shape: int, flops: float = 1.0) -> TileGraph:
     return build.graph()
 
 
-def looked_up(height: int, width: int, channels: int) -> TileGraph:
-    """y[h, w, c] = x[?, ?, c], from places that no affine map tells."""
+def looked_up(height: int, width: int, channels: int, planes: bool = False) -> TileGraph:
+    """y[h, w, c] = x[?, ?, c], from places that no affine map tells; with `planes` y[c, h, w]."""
     build = GraphBuilder("looked_up")
+    axes = {"h": height, "w": width, "c": channels}
+    order = "chw" if planes else "hwc"
     x = build.tensor("x", (14, 14, channels), "input")
-    y = build.tensor("y", (height, width, channels), "output")
+    y = build.tensor("y", tuple(axes[name] for name in order), "output")
     build.node(
         "looked_up",
-        {"h": height, "w": width, "c": channels},
+        {name: axes[name] for name in order},
         [(x, [None, None, {"c": 1}])],
-        (y, [{"h": 1}, {"w": 1}, {"c": 1}]),
+        (y, [{name: 1} for name in order]),
         4.0,
     )
     return build.graph()

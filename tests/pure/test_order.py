@@ -37,6 +37,11 @@ def test_what_is_looked_up_is_written_as_it_lies() -> None:
     assert is_plain(looked_up(56, 56, 256), 0)
 
 
+def test_places_along_vectors_are_worked_out_for_all_rows_at_once() -> None:
+    """y[c, h, w] = x[?, ?, c]: vectors lie along the width, whose places no affine map tells."""
+    assert not is_plain(looked_up(56, 56, 32, planes=True), 0)
+
+
 def test_a_transposition_keeps_the_order_of_what_it_reads() -> None:
     assert not is_plain(transpose(512, 384), 0)
 

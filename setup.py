@@ -21,7 +21,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["tvm_ext", "tvm_ext.*"]),
-    package_data={"tvm_ext": ["py.typed"]},
+    package_data={"tvm_ext": ["py.typed", "runtime/*.c"]},
     install_requires=[
         "apache-tvm==0.27.0.post1",
         "apache-tvm-ffi==0.1.14.post0",

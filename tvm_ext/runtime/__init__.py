@@ -7,6 +7,7 @@
   kernel     a kernel's machine code: runs here, and is what the artifact is linked from
   export     writing it, with weights behind the code (weights)
   threads    how many threads TVM's pool gets, decided once a process
+  launch.c   the threads of an artifact, in place of TVM's pool
 
 What an artifact says of itself is `records.manifest`.
 """

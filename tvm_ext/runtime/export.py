@@ -16,8 +16,11 @@ from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, encode_manifest
 from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
 from tvm_ext.runtime.kernel import Kernel
-from tvm_ext.runtime.weights import append, getter
+from tvm_ext.runtime.weights import append, getter, object_file
 from tvm_ext.tvm_api import IRModule, relax
+
+LAUNCHER = Path(__file__).with_name("launch.c")
+"""What runs the artifact's parallel loops."""
 
 
 def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
@@ -52,7 +55,8 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
-            objects = getter(parts.weights, Path(folder), compiler)
+            objects = [object_file(LAUNCHER, Path(folder), compiler)]
+            objects += getter(parts.weights, Path(folder), compiler)
             kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
 
             def link() -> None:
@@ -74,8 +78,9 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             append(parts.weights, built)
             os.replace(built, path)
     except CalledProcessError as error:
-        words = error.stderr.strip().splitlines()[-1:] or [str(error)]
-        raise ArtifactError(f"artifact {path}: {words[0]}; nothing written") from error
+        words = [line for line in error.stderr.splitlines() if "error" in line.lower()]
+        why = words[0] if words else str(error)
+        raise ArtifactError(f"artifact {path}: {why}; nothing written") from error
     except OSError as error:
         raise ArtifactError(
             f"artifact {path}: {error.strerror or error}; nothing written"

@@ -80,11 +80,19 @@ def getter(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[st
 
     rows = map(_row, arrays, _offsets(arrays))
     known = {"ROWS": ",\n    ".join(rows), "BYTES": str(_end(arrays)), "MARK": MARK}
-    (folder / "getter.c").write_text(Template(_GETTER).substitute(known))
-    include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-    command = [compiler, "-x", "c", "-O2", "-fPIC", *include, "-c", "getter.c", "-o", "getter.o"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return [str(folder / "getter.o")]
+    source = folder / "getter.c"
+    source.write_text(Template(_GETTER).substitute(known))
+    return [object_file(source, folder, compiler, *tvm_ffi.libinfo.include_paths())]
+
+
+def object_file(source: Path, folder: Path, compiler: str, *include: str) -> str:
+    """Compiles a C file; where its object file is. CalledProcessError if the compiler fails."""
+    made = folder / f"{source.stem}.o"
+    options = ["-x", "c", "-O2", "-fPIC", "-pthread", *(f"-I{path}" for path in include)]
+    command = [compiler, *options, "-c", str(source), "-o", str(made)]
+    # signals as they are here: a limit on the size of files is then an error that is reported
+    subprocess.run(command, check=True, capture_output=True, text=True, restore_signals=False)
+    return str(made)
 
 
 def append(arrays: Sequence[np.ndarray], path: Path) -> None:

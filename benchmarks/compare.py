@@ -58,19 +58,26 @@ def compare(
 ) -> Model:
     """Measures every engine on the model at `path`; one row each, in the order given.
 
-    Engines are loaded one after the other, so compile times do not compete for the cores. One that
-    fails, at loading or later, has its reason in its row; the others are measured all the same.
+    Engines are loaded one after the other, so compile times do not compete for the cores. Ours is
+    measured as it is deployed: saved, and loaded by another process. One that fails, at loading or
+    later, has its reason in its row; the others are measured all the same.
     """
     inputs = random_inputs(onnx.load(path, load_external_data=False), shapes, seed)
     rows = {engine: Row(engine) for engine in engines}
     with contextlib.ExitStack() as stack:
         workers: list[Worker] = []
         for engine in engines:
+            row = rows[engine]
             try:
                 worker = Worker(engine, path, inputs, threads, save=engine == OURS)
-                workers.append(stack.enter_context(worker))
+                stack.enter_context(worker)
+                row.load_s, row.load_rss_bytes = worker.load_s, worker.load_rss_bytes
+                row.peak_rss_bytes, row.facts = worker.peak_rss_bytes, worker.facts
+                if worker.artifact is not None:
+                    worker = stack.enter_context(Worker(OURS, worker.artifact, inputs, threads))
+                workers.append(worker)
             except EngineError as error:
-                rows[engine].failure = str(error)
+                row.failure = str(error)
         measured: dict[str, list[float]] = {}
         while workers and not measured:
             try:
@@ -82,14 +89,13 @@ def compare(
         wanted = next((w.outputs for w in workers if w.engine == REFERENCE), None)
         for worker in workers:
             row = rows[worker.engine]
-            row.load_s, row.load_rss_bytes = worker.load_s, worker.load_rss_bytes
-            row.peak_rss_bytes, row.others_cores = worker.peak_rss_bytes, worker.others_cores
-            row.round_s, row.facts = measured[worker.engine], worker.facts
+            row.others_cores, row.round_s = worker.others_cores, measured[worker.engine]
+            if worker.engine == OURS:
+                row.run_rss_bytes = worker.peak_rss_bytes
+            else:
+                row.peak_rss_bytes = worker.peak_rss_bytes
             if wanted is not None:
                 row.error = relative_error(worker.outputs, wanted)
-            if worker.artifact is not None:
-                with Worker(OURS, worker.artifact, inputs, threads) as alone:
-                    row.run_rss_bytes = alone.peak_rss_bytes
     return Model(path.stem, list(rows.values()))
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
+from guard_pages import between_pages
 
 from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
@@ -13,7 +15,7 @@ from tvm_ext.picker import pick
 from tvm_ext.planner import make_task, plan_task
 from tvm_ext.tile.plan import Attach, TilePlan
 from tvm_ext.tir import prepare, write
-from tvm_ext.tvm_api import PrimFunc, Target, te, tvm
+from tvm_ext.tvm_api import PrimFunc, Target, te, tirx, tvm
 from tvm_ext.verify import check
 
 
@@ -142,3 +144,30 @@ def test_planes_are_written_by_squares(
     kernel = build(planned.func, Target(resolve("cpu").target))
     assert isinstance(kernel, Built), kernel
     assert not check(planned, kernel.main)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("pad", [(1, 0), (0, 1)])
+def test_padding_is_not_read(pad: tuple[int, int], at_end: bool) -> None:
+    """The first and the last image are padding, chosen after what is loaded: squares of it would
+    lie beside the tensor, where some other program's page may be, or none."""
+    before, after = pad
+    images, channels, height, width = 2, 32, 4, 32
+    x = te.placeholder((images, channels, height, width), "float32", "x")
+
+    def element(n: te.Var, h: te.Var, w: te.Var, c: te.Var) -> Any:
+        inside = tirx.all(n >= before, n < images + before)
+        return tirx.if_then_else(inside, x[n - before, c, h, w], tirx.const(0.0, "float32"))
+
+    shape = (images + before + after, height, width, channels)
+    func = te.create_prim_func([x, te.compute(shape, element, name="y")])
+    planned = plan_task(make_task(func, "padded"), resolve("cpu"), alone=True)
+    assert "T.Shuffle" in planned.func.script()
+    kernel = build(planned.func, Target(resolve("cpu").target))
+    assert isinstance(kernel, Built), kernel
+    values = np.random.default_rng(0).standard_normal((images, channels, height, width))
+    given = between_pages(values.astype("float32"), at_end)
+    out = tvm.runtime.empty(shape, "float32")
+    kernel.main(tvm_ffi.from_dlpack(given), out)
+    padded = np.pad(given, (pad, (0, 0), (0, 0), (0, 0)))
+    np.testing.assert_array_equal(out.numpy(), padded.transpose(0, 2, 3, 1))

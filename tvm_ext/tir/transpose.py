@@ -5,7 +5,7 @@
     r[j] = x[.., j, .., 0:16] for 16 rows;  four rounds of shuffles;  y[.., i, 0:16] = f(r[i])
 
 Rows of what is read may lie anywhere, the last of them again and again; rows that are written may
-stop short (`if i < 13`).
+stop short (`if i < 13`). Padding is chosen after loads that stay inside their tensor (`tir.guard`).
 
 Written as a loop, every vector is put together from 16 loads (12 products of 128 x 64 by 64 x 128
 transposed: 64 us, in squares 54). The rounds are those of Eklundh, "A fast computer method for
@@ -20,9 +20,11 @@ from typing import Any
 
 from tvm_ffi import structural_equal
 
+from tvm_ext.tir.guard import guarded
 from tvm_ext.tir.read import loads
 from tvm_ext.tvm_api import (
     Analyzer,
+    Call,
     PrimFunc,
     Schedule,
     TensorLoad,
@@ -31,6 +33,7 @@ from tvm_ext.tvm_api import (
     loop_with,
     s_tir,
     structural_map,
+    structural_walk,
     substitute,
     tirx,
     uses,
@@ -72,7 +75,9 @@ def _square(loop: Any) -> Any:
     target = _Side(
         store.buffer, [substitute(index, bound) for index in store.indices], sides[::-1], size
     )
-    value = substitute(store.value, bound)
+    value = structural_map(substitute(store.value, bound), [(Call, guarded)], order="post")
+    if _is_conditional(value):
+        return None
 
     def read() -> list[_Side]:
         return [_Side(load.source, load.indices, sides, size) for load in loads(value)]
@@ -92,6 +97,13 @@ def _square(loop: Any) -> Any:
     body.append(loop_with(loop, written, {}))
     block = s_tir.SBlock([], regions, [target.region], "square", tirx.SeqStmt(body), None, buffers)
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def _is_conditional(value: Any) -> bool:
+    """Whether a load is not made everywhere: a square makes its own whatever is chosen."""
+    found: list[Any] = []
+    structural_walk(value, (Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    return any(name.endswith("if_then_else") for name in found)
 
 
 def _rounds(source: _Side, first: int, body: list[Any]) -> list[Any]:

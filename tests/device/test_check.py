@@ -53,3 +53,29 @@ def test_distances() -> None:
     assert check.distance(np.arange(3), np.arange(3)) == 0.0
     assert check.distance(np.arange(3), np.zeros(3, int)) == float("inf")
     assert check.distance(np.zeros(2, "float32"), np.zeros(2, "float32")) == 0.0
+
+
+def test_an_engine_that_differs_from_itself_widens_the_bound(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that rounds on its way: 0.01 off, where the engine is `apart` from itself."""
+    ours = compiled(np.zeros(compiled.inputs[0].shape, "float32"))
+    monkeypatch.setattr(
+        check, "make_inputs", lambda *_: [np.zeros(i.shape, i.dtype) for i in compiled.inputs]
+    )
+    for apart, accepted in ((0.008, True), (0.004, False), (float("nan"), False)):
+
+        def engine(
+            model: object, feed: object, rewrites: bool = False, by: float = apart
+        ) -> list[np.ndarray]:
+            return [y - np.abs(y).max() * np.float32(0.01 - by * rewrites) for y in ours]
+
+        monkeypatch.setattr(check, "_onnxruntime", engine)
+        if accepted:
+            result = tvm_ext.check_model(compiled, tiny_model())
+            assert result is not None
+            assert result.error == pytest.approx(0.01, rel=0.1)
+            assert result.spread == pytest.approx(apart, rel=0.1)
+        else:
+            with pytest.raises(VerifyError, match="the bound is"):
+                tvm_ext.check_model(compiled, tiny_model())

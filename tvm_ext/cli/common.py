@@ -203,7 +203,9 @@ def whole_model(
         hint = "install onnxruntime, or ask for --reference"
         return f"checked   not compared with another engine: {hint}", None
     line = f"checked   max|Δ|/max|y| {result.error:.1e} against {result.engine}"
-    return line, {"engine": result.engine, "error": result.error}
+    if result.spread:
+        line += f", {result.spread:.1e} between that engine and itself with its rewrites on"
+    return line, msgspec.to_builtins(result)
 
 
 def run_main(

@@ -21,7 +21,7 @@ CONVERTED_OPSET = 13
 # Below 7 broadcasting was an attribute, which the importer does not read; these operators it
 # reads from the given operator set on.
 BROADCAST_OPSET = 7
-FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9}
+FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9, "LpNormalization": 13}
 
 # Attributes of which the importer reads these values right, and others silently wrong.
 READ: dict[str, dict[str, tuple[object, ...]]] = {

@@ -1,0 +1,50 @@
+"""Operators in the terms of others: the same numbers, where they are none and far out as well."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import make_model, run_plainly, value
+from simplify_case import operators, simplified
+
+import tvm_ext
+
+pytest.importorskip("onnxruntime")
+
+
+def mish() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Softplus", ["x"], ["s"]),
+        helper.make_node("Tanh", ["s"], ["t"]),
+        helper.make_node("Mul", ["x", "t"], ["y"]),
+    ]
+    return make_model(nodes, [value("x", 4, 97)], ["y"])
+
+
+def test_tanh_of_softplus() -> None:
+    x = np.concatenate(
+        [np.linspace(-90, 90, 380), [np.nan, np.inf, -0.0, 1e-30, 3e38, 20, 19.99, -200]]
+    )
+    x = x.astype("float32").reshape(4, 97)
+    left = simplified(mish())
+    assert not operators(left).keys() & {"Softplus", "Tanh"}
+    wide = x.astype("float64")
+    exact = wide * np.tanh(np.log1p(np.exp(np.minimum(wide, 700))))
+    (found,) = tvm_ext.compile(mish())(x)
+    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-36)
+    (plain,) = run_plainly(left, {"x": x})
+    np.testing.assert_allclose(plain, exact, rtol=2e-6, atol=1e-36)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("p", [1, 2])
+def test_lp_normalization(p: int, axis: int) -> None:
+    node = helper.make_node("LpNormalization", ["x"], ["y"], axis=axis, p=p)
+    model = make_model([node], [value("x", 3, 5, 7)], ["y"])
+    x = np.random.default_rng(0).standard_normal((3, 5, 7)).astype("float32")
+    x[1] = 0
+    (found,) = tvm_ext.compile(model)(x)
+    np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-6, atol=1e-7)
+    assert not operators(simplified(model)).keys() & {"LpNormalization"}

@@ -31,11 +31,12 @@ from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tir.signature import hash_text
-from tvm_ext.tvm_api import IRModule, Target, tvm, tvm_version
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, tirx, tvm, tvm_version
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 from tvm_ext.verify import check, has_reference
 
 Notify = Callable[[str], None]
+_NOTHING = "tvm_ext_nothing"
 
 
 def quiet(_: str) -> None:
@@ -162,24 +163,22 @@ def link(
 ) -> Compiled:
     """The model's VM code with its kernels, the manifest inside it.
 
-    One small kernel is compiled again with the VM's code: TVM gives a module without any kernel a
-    form that can only be run from a file.
+    A kernel that nobody calls is compiled with the VM's code: TVM gives a module without any a form
+    that can only be run from a file.
     """
     target = Target(lowered.hardware.target)
     manifest = make_manifest(lowered, planned, notes)
     module = with_manifest(apply_plans(lowered.mod, planned), manifest)
-    kept = min(kernels, key=lambda name: planned[name].task.flops, default="")
     with target:
         lowest = tvm.transform.Sequential(lowering_passes())(module)
     rest = IRModule(
         {
             variable: function
             for variable, function in lowest.functions.items()
-            if variable.name_hint == kept or variable.name_hint not in kernels
+            if variable.name_hint not in kernels
         }
     )
-
-    others = [kernel for name, kernel in kernels.items() if name != kept]
+    rest[_NOTHING] = _nothing(target)
 
     def built(mod: IRModule) -> Any:
         with target:
@@ -187,12 +186,17 @@ def link(
 
     def parts() -> Parts:
         asking, weights = detach(rest)
-        return Parts(built(asking), others, weights)
+        return Parts(built(asking), [*kernels.values()], weights)
 
     executable = built(rest)
-    for kernel in others:
+    for kernel in kernels.values():
         executable.mod.import_module(kernel.module)
     return Compiled(executable.jit(), manifest, parts=parts)
+
+
+def _nothing(target: Target) -> PrimFunc:
+    function = PrimFunc([], tirx.Evaluate(0))
+    return function.with_attr({"global_symbol": _NOTHING, "target": target, "tirx.noalias": True})
 
 
 def make_manifest(

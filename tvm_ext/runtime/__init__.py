@@ -7,7 +7,7 @@
   kernel     a kernel's machine code: runs here, and is what the artifact is linked from
   export     writing it, with weights behind the code (weights)
   threads    how many threads TVM's pool gets, decided once a process
-  launch.c   the threads of an artifact, in place of TVM's pool
+  launch.c   the threads of an artifact, in place of TVM's pool; launcher: of kernels run here
 
 What an artifact says of itself is `records.manifest`.
 """

@@ -14,13 +14,11 @@ import numpy as np
 
 from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, encode_manifest
+from tvm_ext.runtime import launcher
 from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
 from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.weights import append, getter, object_file
 from tvm_ext.tvm_api import IRModule, relax
-
-LAUNCHER = Path(__file__).with_name("launch.c")
-"""What runs the artifact's parallel loops."""
 
 
 def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
@@ -55,7 +53,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
-            objects = [object_file(LAUNCHER, Path(folder), compiler)]
+            objects = [object_file(launcher.SOURCE, Path(folder), compiler)]
             objects += getter(parts.weights, Path(folder), compiler)
             kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tvm_ext.runtime.launcher import use_own_threads
 from tvm_ext.tvm_api import tvm
 
 
@@ -62,7 +63,9 @@ def _library(code: bytes) -> Any:
             made.write_bytes(code)
             command = [linker, "-shared", "-o", str(linked), str(made)]
             subprocess.run(command, check=True, capture_output=True)
-            return tvm.runtime.load_module(str(linked))
+            library = tvm.runtime.load_module(str(linked))
+            use_own_threads(linked)
+            return library
     except (OSError, RuntimeError, subprocess.CalledProcessError):
         return None
 

@@ -1,4 +1,5 @@
-/* Parallel loops of an artifact, on threads of its own.
+/* Parallel loops of an artifact, on threads of its own; and, as a library (`launcher.py`), those of
+   all models that a process compiles.
 
    TVM's pool waits by giving the processor away. Where other programs want it, every parallel loop
    then costs a time slice, some 4 ms: with both cores of two busy, MobileNetV2 took 262 ms instead
@@ -6,7 +7,7 @@
    the system has not woken; threads with nothing to do spin for a moment and then sleep.
 
    Kernels call through a pointer that TVM sets when it loads a library, if it finds it by name. The
-   one below is hidden, so it stays what it is: the artifact needs nothing else. */
+   one below is hidden in an artifact, so it stays what it is and the artifact needs nothing else. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -172,4 +173,7 @@ static int launch(Part part, void* data, int parts) {
   return wrong ? -1 : 0;
 }
 
-__attribute__((visibility("hidden"))) void* __TVMBackendParallelLaunch = (void*)launch;
+#ifndef VISIBILITY
+#define VISIBILITY "hidden"
+#endif
+__attribute__((visibility(VISIBILITY))) void* __TVMBackendParallelLaunch = (void*)launch;

@@ -16,7 +16,8 @@ def use_threads(count: int, *, asked: bool = False) -> int:
     in the environment stands, unless the user `asked` for this very count.
 
     Threads are left to the system's scheduler: bound to cores, as TVM does by default, one of them
-    waits wherever another program holds its core, and all wait for it. TVM_BIND_THREADS=1 binds.
+    waits wherever another program holds its core, and all wait for it. TVM_BIND_THREADS=1 binds
+    those of TVM's pool, which runs what our own threads do not (`launch.c`).
     """
     if _chosen:
         if _chosen[0] != count:

@@ -11,6 +11,8 @@ from tvm_ext.tile.classify import is_small_window, shares_index, slides
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
+LONE_VECTORS = 8
+"""Vectors of a single row, which no other row stacks up."""
 MAX_ROWS = 16
 MAX_TAPS = 8
 MAX_ROW_TAPS = 32
@@ -39,14 +41,13 @@ def tile_lanes(extent: int, hardware: HardwareModel, dtype_bytes: int, divisor: 
     return lanes_for(extent, hardware, dtype_bytes, divisor)
 
 
-def vector_extents(extent: int, lanes: int, divisor: int = 0) -> list[int]:
-    """Register extents of the vector axis: one to four whole vectors.
+def vector_extents(extent: int, lanes: int, divisor: int = 0, *, lone: bool = False) -> list[int]:
+    """Register extents of the vector axis: one to four whole vectors; eight for a `lone` row.
 
     With `divisor` (a packed or grouped axis) only extents that divide it or are divided by it.
     """
-    sizes = [lanes * n for n in range(1, MAX_VECTORS + 1) if lanes * n <= extent] or [
-        min(lanes, extent)
-    ]
+    counts = [*range(1, MAX_VECTORS + 1), *([LONE_VECTORS] if lone else [])]
+    sizes = [lanes * n for n in counts if lanes * n <= extent] or [min(lanes, extent)]
     if divisor:
         sizes = [s for s in sizes if divisor % s == 0 or s % divisor == 0] or sizes[:1]
     return sizes

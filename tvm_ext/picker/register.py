@@ -17,6 +17,7 @@ from tvm_ext.picker.align import (
 )
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
+    has_reuse,
     is_small_window,
     is_square,
     shares_index,
@@ -63,7 +64,10 @@ def register_tiles(
     last = rows[-1] if rows else None
     before = rows[-2] if len(rows) > 1 else None
     divisor = packed_divisor(node, vector) if vector is not None else 0
-    wide = vector_extents(node.axes[vector].extent, lanes, divisor) if vector is not None else [1]
+    wide = [1]
+    if vector is not None:
+        lone = has_reuse(node) and not rows and not divisor
+        wide = vector_extents(node.axes[vector].extent, lanes, divisor, lone=lone)
     steps = reduce_steps(node)
     weights = window_weights(node)
     usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS

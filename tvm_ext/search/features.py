@@ -60,7 +60,7 @@ FEATURES: dict[str, str] = {
     "l1_time": "time of what goes into the first cache over the roofline's time, as slog",
     "l2_time": "the same for the second cache",
     "last_time": "the same for the last cache",
-    "crowded": "part of that traffic in short rows that share few sets",
+    "crowded": "part of that traffic in short rows, times what overfills their sets",
     "write_run": "slog of the bytes of a core tile written side by side",
     "read_run": "slog of the bytes a register tile reads side by side in vectors",
     "row_step": "slog of the bytes between rows of the register tile in what is read element-wise",

@@ -15,6 +15,8 @@ from tvm_ext.tile.remember import remembered
 WAY_BYTES = 4096
 """Addresses that differ by a multiple of this fall into one set of any cache: a page, which is also
 one way of the first level."""
+WAYS = 8
+"""Lines that one set holds at least, on the cores of today."""
 
 
 class Nest:
@@ -63,8 +65,8 @@ class Nest:
                 self._rooms[place] = [size * times for size, times in pairs]
 
     def bytes_into(self, capacity_bytes: float) -> tuple[float, float]:
-        """Bytes one core tile pulls into a level of that capacity, and how many of them in short
-        rows that crowd few of the level's sets.
+        """Bytes one core tile pulls into a level of that capacity, and those of them in short rows
+        that crowd few of the level's sets, as many times as these are overfilled.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
         is fetched again, except where the loops right outside it leave an access in place. A line
@@ -86,7 +88,7 @@ class Nest:
                 exact = steps * access_bytes(self._graph, access, self._tiles[depth])
                 fetched = min(fetched, loads // steps * max(sizes[outside - 1], exact))
             total += fetched
-            crowded += fetched if rooms[depth] > sizes[depth] else 0.0
+            crowded += fetched * max(0.0, rooms[depth] / max(1, sizes[depth]) / WAYS - 1)
         return total, crowded
 
     def _depth(self, rooms: list[int], capacity_bytes: float) -> int:

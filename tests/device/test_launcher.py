@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +43,7 @@ def expected(x: np.ndarray) -> np.ndarray:
 def test_every_kernel_calls_the_launcher(
     x: np.ndarray, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model with one kernel as well: none is compiled with the VM's code."""
+    """None is compiled with the VM's code."""
     loops = []
 
     def launch(part: Part, data: int, parts: int) -> int:
@@ -53,8 +58,29 @@ def test_every_kernel_calls_the_launcher(
     model = tvm_ext.compile(wide_model())
     loops.clear()
     np.testing.assert_array_equal(model(x)[0], expected)
-    wide = [group for group in model.manifest.groups if "par" in str(group.plan)]
+    wide = [group for group in model.manifest.groups if group.plan and group.plan.parallel]
     assert len(loops) >= len(wide) > 0
+
+
+def test_kernels_made_side_by_side_share_one_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them at first use would each have made threads of its own."""
+    made, library = [], str(tmp_path / "empty.so")
+    source = tmp_path / "empty.c"
+    source.write_text("int empty;")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", library], check=True)
+
+    @cache
+    def launch() -> int:
+        made.append(1)
+        time.sleep(0.2)
+        return 0
+
+    monkeypatch.setattr(launcher, "_launch", launch)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(launcher.use_own_threads, [Path(library)] * 4))
+    assert len(made) == 1
 
 
 def test_without_a_compiler_they_run_on_the_pool_of_tvm(

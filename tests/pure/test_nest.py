@@ -31,6 +31,6 @@ def test_rows_that_lie_otherwise_do_not() -> None:
     assert crowded(2016, 16) == crowded(2016, 144) == 0
 
 
-def test_a_lone_row_reads_whole_pages_at_a_time() -> None:
+def test_a_lone_row_reads_eight_vectors_at_a_time() -> None:
     plan = pick(matmul(1, 2048, 512), get("cpu/x86-avx512"))[0].plan
     assert plan.at("register").extents[1] == 128

@@ -118,11 +118,9 @@ def _in_child(work: Callable[[], None]) -> str:
 def _compiler(manifest: Manifest) -> str:
     """A C compiler that links for the target: the host's own, or a cross compiler."""
     arm = "aarch64" in manifest.target
-    names = (
-        ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++") if arm else ("g++", "gcc", "cc", "clang")
-    )
-    if arm and os.uname().machine == "aarch64":
-        names = ("g++", "gcc", "cc", "clang")
+    names: tuple[str, ...] = launcher.C_COMPILERS
+    if arm and os.uname().machine != "aarch64":
+        names = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
     for name in names:
         found = shutil.which(name)
         if found:

@@ -12,16 +12,22 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 SOURCE = Path(__file__).with_name("launch.c")
+C_COMPILERS = ("g++", "gcc", "cc", "clang")
+"""What compiles C for this machine, the first that is found."""
 _POINTER = "__TVMBackendParallelLaunch"
+_first_use = Lock()
 
 
 def use_own_threads(library: Path) -> None:
-    """Lets the parallel loops of a library that TVM has loaded run on our threads; on TVM's pool
-    where it has none, or where no C compiler is found."""
+    """Lets the parallel loops of a library that TVM has loaded, if it has any, run on our threads;
+    they stay on TVM's pool where no C compiler is found."""
+    with _first_use:  # kernels are compiled side by side, and share one launcher
+        launch = _launch()
     loaded = ctypes.CDLL(str(library))
-    pointer, launch = _pointer(loaded), _launch()
+    pointer = _pointer(loaded)
     if pointer is not None and launch:
         pointer.value = launch
     _close(loaded)
@@ -44,14 +50,14 @@ def _close(library: ctypes.CDLL) -> None:
 @cache
 def _launch() -> int | None:
     """Where the function is that runs a loop's parts."""
-    compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    compiler = next(filter(None, map(shutil.which, C_COMPILERS)), None)
     if compiler is None:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="tvm_ext-") as folder:
             made = Path(folder) / "launch.so"
             options = ["-O2", "-fPIC", "-pthread", "-shared", '-DVISIBILITY="default"']
-            command = [compiler, *options, str(SOURCE), "-o", str(made), "-ldl"]
+            command = [compiler, "-x", "c", *options, str(SOURCE), "-o", str(made), "-ldl"]
             subprocess.run(command, check=True, capture_output=True)
             pointer = _pointer(ctypes.CDLL(str(made)))
     except (OSError, subprocess.CalledProcessError):

@@ -328,7 +328,7 @@ def _task(
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
-        moved, crowded = nest.bytes_into(capacity)
+        moved, crowded = nest.bytes_into(capacity, hashed=level.shared)  # slices, by a hash
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name

@@ -147,9 +147,10 @@ def split_axis(node: TileNode) -> int | None:
 def leaves_holes_out(node: TileNode, register: Tile) -> bool:
     """Whether it is known of each iteration of an unrolled register tile if it falls on a hole."""
     return all(
-        register.extents[hole.reduce] == node.axes[hole.reduce].extent
-        and register.extents[hole.space] % hole.step == 0
+        register.extents[hole.space] % hole.step == 0
+        and (taps % hole.step == 0 or taps == node.axes[hole.reduce].extent)
         for hole in node.holes
+        for taps in [register.extents[hole.reduce]]
     )
 
 

@@ -64,9 +64,10 @@ class Nest:
                 pairs = zip(self._sizes[place], crowded, strict=True)
                 self._rooms[place] = [size * times for size, times in pairs]
 
-    def bytes_into(self, capacity_bytes: float) -> tuple[float, float]:
+    def bytes_into(self, capacity_bytes: float, *, hashed: bool = False) -> tuple[float, float]:
         """Bytes one core tile pulls into a level of that capacity, and those of them in short rows
-        that crowd few of the level's sets, as many times as these are overfilled.
+        that crowd few of the level's sets, as many times as these are overfilled; none where a
+        `hashed` level spreads addresses over its sets.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
         is fetched again, except where the loops right outside it leave an access in place. A line
@@ -76,7 +77,8 @@ class Nest:
         """
         total, crowded = 0.0, 0.0
         fits = self._depth(self._held, capacity_bytes)
-        for access, sizes, rooms in zip(self._accesses, self._sizes, self._rooms, strict=True):
+        all_rooms = self._sizes if hashed else self._rooms
+        for access, sizes, rooms in zip(self._accesses, self._sizes, all_rooms, strict=True):
             depth = max(fits, self._depth(rooms, capacity_bytes))
             outside = depth
             while outside and not access.uses(self._loops[outside - 1]):

@@ -27,6 +27,7 @@ from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_split import LowerSplit
+from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory
@@ -62,6 +63,7 @@ __all__ = [
     "Legalise",
     "LowerEinsum",
     "LowerSplit",
+    "LowerTopK",
     "MemoryOrder",
     "Normalise",
     "Plan",
@@ -85,6 +87,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
     return [
         LowerEinsum(),
         LowerSplit(),
+        LowerTopK(hardware),
         Normalise(),
         FoldLayout(),
         FuseAttention(hardware),

@@ -25,7 +25,7 @@ from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
 from tvm_ext.tir.slices import Strides, dense, row_by_row, with_slices
-from tvm_ext.tvm_api import PrimFunc
+from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 PICKED = 3
 """Plans of the picker that are tried before the loose form."""
@@ -162,6 +162,8 @@ def options(
     alone: bool = False,
 ) -> list[Option]:
     """Ways to run the task, best first: record, picker, loose, untouched."""
+    if cycles := written_cycles(task.original):
+        return [Option("written", None, predicted_us=cycles / hardware.clock_ghz / 1e3)]
     found: list[Option] = []
     graph = task.graph
     if database is not None and graph is not None:
@@ -209,7 +211,7 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
     """The first option that can be written; why others could not be is kept."""
     for place, option in enumerate(rest):
         if option.plan is None:
-            if task.graph is None:
+            if task.graph is None and option.source == "none":
                 reasons.append("structure: no blocks with static extents")
             func = with_slices(task.original, task.slices)
             return Planned(task, func, option, [], reasons)

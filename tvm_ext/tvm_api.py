@@ -53,6 +53,8 @@ from tvm.error import InternalError  # noqa: E402
 from tvm.ir import Call, GenericConst, IRModule, TensorLoad  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 from tvm.s_tir.schedule import SBlockRV, ScheduleError  # noqa: E402
+from tvm.script.ir_builder import IRBuilder  # noqa: E402
+from tvm.script.ir_builder import tirx as Build  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
@@ -180,6 +182,17 @@ def mark_scheduled(func: PrimFunc) -> PrimFunc:
     return func.with_attr("tirx.is_scheduled", 1)
 
 
+def mark_written(func: PrimFunc, cycles: float) -> PrimFunc:
+    """The function, marked as written loop by loop with nothing left to plan; it takes about so
+    many cycles."""
+    return func.with_attr("tvm_ext.written", max(1, int(cycles)))
+
+
+def written_cycles(func: PrimFunc) -> int:
+    """About how long a function takes that was written loop by loop; 0 of any other."""
+    return int(func.attrs.get("tvm_ext.written", 0)) if func.attrs else 0
+
+
 def array_of(tensor: Any) -> np.ndarray:
     """The data of a tensor, without a copy where numpy itself knows the element type."""
     shared = hasattr(np, str(tensor.dtype))
@@ -257,8 +270,10 @@ def default_legalise(name: str) -> Any:
 
 __all__ = [
     "Analyzer",
+    "Build",
     "Call",
     "GenericConst",
+    "IRBuilder",
     "IRModule",
     "InternalError",
     "PrimFunc",
@@ -282,6 +297,7 @@ __all__ = [
     "is_scheduled",
     "loop_with",
     "mark_scheduled",
+    "mark_written",
     "op_name",
     "opaque",
     "prefetch_line",
@@ -303,4 +319,5 @@ __all__ = [
     "variables",
     "with_blocks",
     "with_narrow_indices",
+    "written_cycles",
 ]

@@ -21,8 +21,8 @@ class TensorInfo(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """One kernel of the artifact and how it came about.
 
-    source    `log` (a record), `picker` (the analytical model), `loose` (parallel and vector loops
-              only), or `none` (as TVM wrote it)
+    source    `log` (a record), `picker` (the analytical model), `written` (loop by loop, nothing
+              to plan), `loose` (parallel and vector loops only), or `none` (as TVM wrote it)
     bound     the roof the model expects: `compute` or a memory level
     flops     of one call, a special function counting 10
     multiply_flops  those of the reduction that is tiled: of a GEMM or convolution its

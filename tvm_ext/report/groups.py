@@ -8,7 +8,7 @@ from tvm_ext.records.manifest import Group, Manifest
 from tvm_ext.report.text import draw, gflops_text, short, table, us_text
 from tvm_ext.tile import show_plan
 
-SOURCES = ("log", "picker", "loose", "none")
+SOURCES = ("log", "picker", "written", "loose", "none")
 FALLBACKS = ("loose", "none")
 """Sources that are nobody's choice: every plan made for the kernel had failed."""
 
@@ -21,6 +21,13 @@ def sources(manifest: Manifest) -> dict[str, int]:
 def group_us(group: Group) -> float:
     """Latency of one call: measured, else predicted, else 0, which means unknown."""
     return group.measured_us or group.predicted_us
+
+
+def plan_text(group: Group) -> str:
+    """The plan of a kernel, or how it came about without one."""
+    if group.plan:
+        return show_plan(group.plan)
+    return "written loop by loop" if group.source == "written" else "as TVM wrote it"
 
 
 def groups_text(manifest: Manifest, width: int | None = None, color: bool = False) -> str:
@@ -57,7 +64,7 @@ def groups_text(manifest: Manifest, width: int | None = None, color: bool = Fals
             us_text(group.calls * us),
             gflops_text(group.flops, us),
             "yes" if group.verified else "no",
-            show_plan(group.plan) if group.plan else "as TVM wrote it",
+            plan_text(group),
             style="yellow" if fell else None,
         )
     return draw(*header(manifest), rows, *footer(manifest), width=width, color=color)

@@ -12,9 +12,8 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import Roof, level_gbps, peak_gflops, roof
 from tvm_ext.records.manifest import Group, Manifest
 from tvm_ext.records.profile import Profile
-from tvm_ext.report.groups import FALLBACKS, footer, group_us, header
+from tvm_ext.report.groups import FALLBACKS, footer, group_us, header, plan_text
 from tvm_ext.report.text import draw, gflops_text, short, table, us_text
-from tvm_ext.tile import show_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,7 +172,7 @@ def _table(lines: list[GroupLine]) -> Table:
             f"{line.roof_percent:.1f}" if line.us else "-",
             "-" if line.peak_percent is None else f"{line.peak_percent:.1f}",
             f"{group.source} (fell back)" if fell else group.source,
-            show_plan(group.plan) if group.plan else "as TVM wrote it",
+            plan_text(group),
             style="yellow" if fell else None,
         )
     rows.add_section()

@@ -1,0 +1,182 @@
+"""The first elements of a row in order, by quadratic selection (Friend, JACM 1956; Knuth, volume 3,
+section 5.2.3): of n elements some k in k * sqrt(n) comparisons, by vectors.
+
+    keys = the row as integers in the same order; tops[b] = largest of block b of the keys
+    k times:
+        b = first of the largest tops; i = first of the largest keys of block b
+        value = x[b, i]; keys[b, i] = less than any; tops[b] = largest of block b
+
+Integers, because they have a least value that is nobody's: an element that was taken is not taken
+again, infinities and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
+
+Tensor = Any
+Expr = Any
+
+LARGEST = 2**24
+"""Elements of a row that the blocks' unrolled vectors suit."""
+LEAST, NOWHERE = -(2**31), 2**31 - 1
+PICK_CYCLES = 60
+"""Cycles of one pick beside its comparisons: three vectors made one number, one after another."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The kernel for rows of `length` elements, of which the first `count` are wanted.
+
+    largest   whether order goes down
+    lanes     elements in a vector
+    """
+
+    rows: int
+    length: int
+    count: int
+    largest: bool
+    lanes: int
+
+    @property
+    def block(self) -> int:
+        """Elements in a block: whole vectors, about as many as there are blocks."""
+        size = self.lanes
+        while size * size < self.length:
+            size *= 2
+        return size
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row, the last one filled up."""
+        return ceil(self.length / self.block)
+
+    @property
+    def cycles(self) -> float:
+        """About how long it takes."""
+        pick = (2 * self.blocks + 3 * self.block) / self.lanes + PICK_CYCLES
+        return self.rows * (self.length / self.lanes + self.count * pick)
+
+    def __call__(self, x: Tensor, *, parallel: bool) -> Sequence[Tensor]:
+        """Values, float32, and their places, int64, [rows, count] each, of x [rows, length]. Equal
+        ones come in the order of their places; a NaN counts as beyond the infinity of its sign."""
+        shape = (self.rows, self.count)
+        program = partial(self._program, parallel=parallel)
+        return te.extern(
+            [shape, shape],
+            [x],
+            lambda given, made: program(*given, *made),
+            dtype=["float32", "int64"],
+            name="top_k",
+        )
+
+    def _program(self, x: Any, values: Any, places: Any, *, parallel: bool) -> Any:
+        with IRBuilder() as builder:
+            with (Build.parallel if parallel else Build.serial)(_int(0), _int(self.rows)) as row:
+                keys = Build.alloc_buffer([self.blocks * self.block], "int32")
+                tops = Build.alloc_buffer([self._room], "int32")
+                self._fill_keys(x, row, keys)
+                if self.blocks > 1:
+                    with _times(self.blocks) as block:
+                        Build.buffer_store(tops, _extreme(self._block(keys, block)), [block])
+                    self._fill(tops, self.blocks, self._room)
+                with _times(self.count) as place:
+                    self._pick(keys, tops, lambda at: self._take(x, values, places, row, place, at))
+            return builder.get()
+
+    def _pick(self, keys: Any, tops: Any, take: Callable[[Expr], None]) -> None:
+        """Takes the first of the largest that are left."""
+        first = self._vectors(tops if self.blocks > 1 else keys, _int(0), self._room)
+        top = Build.bind(_extreme(first))
+        block = Build.bind(self._place(first, top)) if self.blocks > 1 else _int(0)
+        own = self._block(keys, block)
+        place = Build.bind(self._place(own, top))
+        at = Build.bind(block * self.block + place)
+        take(at)
+        if self.blocks > 1:
+            least, taken = self._all(_int(LEAST)), self._all(place)
+            left = [
+                tirx.Select(self._ramp(_int(at)) == taken, least, vector)
+                for at, vector in zip(range(0, self.block, self.lanes), own, strict=True)
+            ]
+            Build.buffer_store(tops, _extreme(left), [block])
+        Build.buffer_store(keys, _int(LEAST), [at])
+
+    def _take(self, x: Any, values: Any, places: Any, row: Expr, place: Expr, at: Expr) -> None:
+        Build.buffer_store(values, x[row, at], [row, place])
+        Build.buffer_store(places, at.astype("int64"), [row, place])
+
+    def _fill_keys(self, x: Any, row: Expr, keys: Any) -> None:
+        """keys = x as integers in the same order, and less than any beyond the row's end."""
+        whole = self.length // self.lanes * self.lanes
+        with _times(whole // self.lanes) as step:
+            at = self._ramp(step * self.lanes)
+            Build.buffer_store(keys, self._key(x[row, at], self.lanes), [at])
+        with _times(self.length - whole) as step:
+            Build.buffer_store(keys, self._key(x[row, step + whole], 1), [step + whole])
+        self._fill(keys, self.length, self.blocks * self.block)
+
+    def _fill(self, buffer: Any, begin: int, end: int) -> None:
+        with _times(end - begin) as step:
+            Build.buffer_store(buffer, _int(LEAST), [step + begin])
+
+    def _key(self, value: Expr, lanes: int) -> Expr:
+        """The bits of a float are in order but for the sign: of negative ones the others turn."""
+
+        def of(number: int) -> Expr:
+            return _int(number) if lanes == 1 else self._all(_int(number))
+
+        bits = tirx.reinterpret("int32" if lanes == 1 else f"int32x{lanes}", value)
+        turned = bits ^ ((bits >> of(31)) & of(NOWHERE))
+        zero = (bits & of(NOWHERE)) == of(0)  # of either sign
+        key = tirx.Select(zero, of(0), turned)
+        return key if self.largest else of(-1) - key
+
+    def _place(self, vectors: Sequence[Expr], top: Expr) -> Expr:
+        """Where the first of some vectors' elements is that is as large as `top`."""
+        found = [
+            tirx.Select(vector == self._all(top), self._ramp(_int(at)), self._all(_int(NOWHERE)))
+            for at, vector in zip(range(0, NOWHERE, self.lanes), vectors, strict=False)
+        ]
+        return _extreme(found, "min")
+
+    def _block(self, keys: Any, block: Expr) -> list[Expr]:
+        return self._vectors(keys, block * self.block, self.block)
+
+    def _vectors(self, buffer: Any, begin: Expr, count: int) -> list[Expr]:
+        return [buffer[self._ramp(begin + at)] for at in range(0, count, self.lanes)]
+
+    def _ramp(self, begin: Expr) -> Expr:
+        return tirx.Ramp(begin, _int(1), self.lanes)
+
+    def _all(self, value: Expr) -> Expr:
+        return tirx.Broadcast(value, self.lanes)
+
+    @property
+    def _room(self) -> int:
+        """What is compared first: the tops of all blocks, or the only block there is."""
+        return ceil(self.blocks / self.lanes) * self.lanes if self.blocks > 1 else self.block
+
+
+def _extreme(vectors: Sequence[Expr], how: str = "max") -> Expr:
+    """The largest, or least, element of some vectors."""
+    larger = {"max": tirx.max, "min": tirx.min}[how]
+    while len(vectors) > 1:  # pairs of pairs, which do not wait for each other
+        pairs = [larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=False)]
+        vectors = [*pairs, *vectors[2 * len(pairs) :]]
+    return tirx.call_llvm_pure_intrin("int32", f"llvm.vector.reduce.s{how}", vectors[0])
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _times(count: int) -> AbstractContextManager[Expr]:
+    return Build.serial(_int(0), _int(count))

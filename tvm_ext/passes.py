@@ -36,6 +36,7 @@ from tvm_ext.graph.region import Explain
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
+from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
@@ -72,6 +73,7 @@ __all__ = [
     "Share",
     "SinkConcats",
     "SinkReshapes",
+    "SplitBroadcasts",
     "SplitPhases",
     "Stitch",
     "graph_passes",
@@ -90,6 +92,7 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         LowerTopK(hardware),
         Normalise(),
         FoldLayout(),
+        SplitBroadcasts(),
         FuseAttention(hardware),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),

@@ -63,15 +63,25 @@ def test_equals_direct_convolution(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("outputs", "side", "chosen"),
-    [(3, 128, legalise_conv.TAPS), (1, 128, legalise_conv.TAPS), (64, 56, 4)],
+    ("inputs", "outputs", "side", "chosen"),
+    [
+        (60, 3, 128, legalise_conv.TAPS),
+        (60, 1, 128, legalise_conv.TAPS),
+        (64, 3, 128, legalise_conv.DOTS),
+        (64, 1, 128, legalise_conv.DOTS),
+        (64, 64, 56, 4),
+    ],
 )
-def test_the_model_takes_it_for_few_channels(outputs: int, side: int, chosen: int) -> None:
-    """Of images that no cache holds the columns would wait for memory, at 42 GB/s for 8 cores."""
+def test_the_model_takes_it_for_few_channels(
+    inputs: int, outputs: int, side: int, chosen: int
+) -> None:
+    """Dot products need whole vectors to read. Of images that no cache holds the columns would wait
+    for memory, at 42 GB/s for 8 cores."""
     hw = get("cpu/x86-avx2")
-    geometry = legalise_conv.ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 64, outputs)
+    ones = (1, 1)
+    geometry = legalise_conv.ConvGeometry((3, 3), ones, ones, ones, ones, 1, inputs, outputs)
     with Target(hw.target):
         found = legalise_conv.choose_algorithm(
-            geometry, (1, side, side, 64), 8, (4, 2), lambda func: predicted_us(func, hw), 1e9
+            geometry, (1, side, side, inputs), 8, (4, 2), lambda func: predicted_us(func, hw), 1e9
         )
     assert found == chosen

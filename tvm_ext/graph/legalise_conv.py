@@ -3,6 +3,7 @@
 conv2d(x, W, NHWC)  →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
                     or call_tir(winograd, x, G W G^T packed [a, b, O/B, C, B])
                     or call_tir(taps, call_tir(conv, x, W as [(k, O), 1, 1, C], packed))
+                    or call_tir(total, call_tir(dots, x, W packed [kh, kw, C/lanes, O, lanes]))
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.compute import taps
+from tvm_ext.compute import dots, taps
 from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
 from tvm_ext.compute.winograd import applies as winograd_applies
@@ -36,8 +37,8 @@ PLANES = {
     "relax.nn.conv3d": ("NCDHW", "OIDHW"),
 }
 """The same operators' layouts of data and weight where convolution stays in planes."""
-DIRECT, TAPS = 0, -1
-"""The algorithms that are no Winograd tile; of the second see `compute.taps`."""
+DIRECT, TAPS, DOTS = 0, -1, -2
+"""The algorithms that are no Winograd tile; of the others see `compute.taps`, `compute.dots`."""
 
 
 def stays_in_planes(call: Any, lanes: int) -> bool:
@@ -130,6 +131,22 @@ def lower_conv(
             name=name,
             lanes=options.lanes,
         )
+    if m == DOTS:
+        partial = builder.call_te(
+            lambda data, filters: dots.partial_sums(data, filters, geometry, options.lanes),
+            x,
+            constant(dots.pack_weight(weight, options.lanes)),
+            key=geometry,
+            primfunc_name_hint=f"{name}_dots",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+        return builder.call_te(
+            dots.total,
+            builder.emit(partial),
+            key="total",
+            primfunc_name_hint=f"{name}_total",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
     if m != DIRECT:
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
@@ -205,7 +222,7 @@ def choose_algorithm(
     predict_us: Callable[[PrimFunc], float] | None,
     gflops: float = inf,
 ) -> int:
-    """DIRECT, TAPS, or the one of the output `tiles`, whichever is predicted to be fastest.
+    """DIRECT, TAPS, DOTS, or one of the output `tiles`, whichever is predicted to be fastest.
 
     Those with the fewest multiplications are predicted first, and what would be slower even at the
     machine's peak of `gflops` is not.
@@ -218,6 +235,8 @@ def choose_algorithm(
         choices += [m for m in tiles if m < smallest]
     if taps.applies(geometry, lanes):
         choices.append(TAPS)
+    if dots.applies(geometry, lanes):
+        choices.append(DOTS)
     if len(choices) == 1:
         return DIRECT
     least_us = {m: _flops(geometry, shape, lanes, m) / (gflops * 1e3) for m in choices}
@@ -234,9 +253,9 @@ def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -
     if m == TAPS:
         columns = taps.product_geometry(geometry, lanes).out_channels
         return 2 * prod(shape) * columns
-    side = m or 1
+    side = max(m, 1)
     tiles = prod(-(-extent // side) for extent in geometry.out_size(shape[1:-1]))
-    points = (m + 2) ** 2 if m else prod(geometry.kernel)
+    points = (m + 2) ** 2 if m > 0 else prod(geometry.kernel)
     return 2 * shape[0] * tiles * points * geometry.in_channels * geometry.out_channels
 
 
@@ -251,6 +270,14 @@ def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: i
         return [
             direct_program(data, product, lanes),
             te.create_prim_func([t, taps.shifted_sum(t, geometry)]),
+        ]
+    if m == DOTS:
+        packed = te.placeholder(dots.packed_shape(geometry, lanes), "float32", name="filters")
+        partial = dots.partial_sums(data, packed, geometry, lanes)
+        p = te.placeholder(partial.shape, "float32", name="p")
+        return [
+            te.create_prim_func([data, packed, partial]),
+            te.create_prim_func([p, dots.total(p)]),
         ]
     filters = te.placeholder(packed_shape(geometry, lanes, m), "float32", name="filters")
     return [te.create_prim_func([data, filters, winograd(data, filters, geometry, m)])]

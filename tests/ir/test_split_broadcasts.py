@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk, tirx
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -115,3 +115,25 @@ CASES = [of_several_taps, padded, in_groups, of_rows, too_small, all_of_it]
 def test_others_stay(build: Callable[..., Any]) -> None:
     mod = module(build, POINTS, SUMMARY)
     assert steps(SplitBroadcasts()(mod)) == steps(mod)
+
+
+def test_a_shape_that_is_not_known_stays() -> None:
+    def build(emit: Emit, x: Any, g: Any) -> Any:
+        code = emit(op.tile(g, (1, 900, 1)))
+        return op.matmul(emit(op.concat([x, code], -1)), weights(72, 64))
+
+    batch = tirx.Var("n", "int64")
+    mod = module(build, (batch, 900, 8), (batch, 1, 64))
+    assert steps(SplitBroadcasts()(mod)) == steps(mod)
+
+
+def test_a_tuple_that_comes_from_outside_stays() -> None:
+    parts = [relax.TensorType((2, 900, 8), "float32"), relax.TensorType((2, 900, 64), "float32")]
+    given = relax.Var("given", relax.TupleType(parts))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            both = builder.emit(op.concat(given, -1))
+            result = builder.emit_output(op.matmul(both, weights(72, 64)))
+        builder.emit_func_output(result)
+    assert steps(SplitBroadcasts()(builder.finalize())) == ["concat", "matmul"]

@@ -78,11 +78,15 @@ class _Rewriter(relax.PyExprMutator):
         whole = bound(self, call.args[0])
         if op_name(whole) != "relax.concat" or whole.attrs.axis is None:
             return call
-        shape, parts = static_extents(whole.ty) or (), bound(self, whole.args[0]).fields
-        channels = [(static_extents(part.ty) or ())[product.axis] for part in parts]
-        if int(whole.attrs.axis) % len(shape) != product.axis:
+        shape, operands = static_extents(whole.ty), bound(self, whole.args[0])
+        if not shape or int(whole.attrs.axis) % len(shape) != product.axis:
             return call
-        taken = np.split(product.weights, np.cumsum(channels)[:-1], product.summed)
+        parts = list(operands.fields) if isinstance(operands, relax.Tuple) else []
+        shapes = [static_extents(part.ty) for part in parts]
+        if not all(shapes):
+            return call
+        ends = np.cumsum([(each or ())[product.axis] for each in shapes])
+        taken = np.split(product.weights, ends[:-1], product.summed)
         sources = [self._alike(part, product.axis) for part in parts]
         points = prod(shape) // shape[product.axis]
         rest = [

@@ -10,9 +10,10 @@ from onnx_models import make_model, value
 
 import tvm_ext
 from tvm_ext.compute.top_k import TopK
+from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
-from tvm_ext.tvm_api import Target, te, tvm
+from tvm_ext.tvm_api import Target, relax, te, tvm
 
 ROWS = {
     "one element": (1, 1, 1),
@@ -95,3 +96,31 @@ def test_along_any_axis_of_a_model(axis: int) -> None:
     assert [group.kind for group in kernels] == ["top_k"]
     assert not kernels[0].fallback
     assert "written loop by loop" in str(compiled.report)
+
+
+@pytest.mark.parametrize(("wanted", "dtype"), [("values", "float32"), ("indices", "int32")])
+def test_one_of_both_results(wanted: str, dtype: str) -> None:
+    x = relax.Var("x", relax.TensorType((6, 50), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            call = relax.op.topk(x, 4, ret_type=wanted, dtype="int32")
+            result = builder.emit_output(call)
+        builder.emit_func_output(result)
+    data = np.random.default_rng(0).standard_normal((6, 50), dtype=np.float32)
+    (found,) = tvm_ext.compile(builder.finalize())(data)
+    order = np.argsort(-data, axis=-1, kind="stable")[:, :4]
+    expected = order if wanted == "indices" else np.take_along_axis(data, order, -1)
+    assert str(found.dtype) == dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_integers_are_left_to_tvm() -> None:
+    x = relax.Var("x", relax.TensorType((6, 50), "int32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.topk(x, 4, ret_type="values"))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    tvm.ir.assert_structural_equal(LowerTopK(resolve("cpu"))(mod), mod)

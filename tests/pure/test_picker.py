@@ -391,3 +391,13 @@ def test_latency_is_felt_before_it_binds() -> None:
     }
     assert each[4] > 1.1 * each[8]
     assert each[4] > each[5] > each[8] > 0.95 * each[14]
+
+
+def test_plans_are_picked_once_whoever_asks() -> None:
+    """A pass that asks for a kernel's time picks what its task is given later, under a name."""
+    machine = get("cpu/x86-avx512")
+    first = pick(matmul(96, 80, 64), machine)[0]
+    named = msgspec.structs.replace(matmul(96, 80, 64), name="other", signature="abc")
+    again = pick(named, get("cpu/x86-avx512"), 3)
+    assert again[0] is first
+    assert pick(named, msgspec.structs.replace(machine, cores=1))[0] is not first

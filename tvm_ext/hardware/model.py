@@ -51,6 +51,9 @@ class HardwareModel(msgspec.Struct, frozen=True):
     isa: tuple[str, ...] = ()
     """Instruction-set features that decide code generation (`avx2`, `avx512f`, ...)."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.cores, self.levels, self.isa))
+
     def level(self, name: str) -> MemoryLevel:
         """The level called `name`; KeyError if this machine has none."""
         for entry in self.levels:

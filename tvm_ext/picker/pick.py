@@ -7,7 +7,7 @@ performance model, then core tiles are grown around the best of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import msgspec
@@ -67,6 +67,8 @@ from tvm_ext.tile.shift import is_parted, shifts
 CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
 REGISTER_TILES = 6
+LEAST_PICKED = 3
+"""Plans that are picked together: whoever asks for one will ask for these."""
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
 
@@ -78,6 +80,13 @@ def pick(
 
     alone  whether the kernel will run by itself, not between others of a model
     """
+    nameless = msgspec.structs.replace(graph, name="", signature="")
+    return list(_picked(nameless, hardware, max(count, LEAST_PICKED), alone)[:count])
+
+
+@lru_cache(maxsize=256)
+def _picked(graph: TileGraph, hardware: HardwareModel, count: int, alone: bool) -> list[Candidate]:
+    """Kept, since passes ask for the time of a kernel before a plan for it is asked for."""
     if hardware.kind == "cuda":
         return pick_blocks(graph, hardware, count)
     pieces = cut(graph)

@@ -117,10 +117,13 @@ def _kernel_facts(manifest: Any) -> dict[str, Any]:
     }
 
 
+ACROSS = ("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles")
+FORMS = {"fuseops": ACROSS, "unfused": (*ACROSS, "Fuse")}
+"""Passes that are left out, by the form that a model then has."""
 LOADERS: dict[str, Load] = {
     "tvm_ext": _load_tvm_ext,
-    "tvm_ext-fuseops": _load_without("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles"),
-    "tvm_ext-unfused": _load_without("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles", "Fuse"),
+    "tvm_ext-fuseops": _load_without(*FORMS["fuseops"]),
+    "tvm_ext-unfused": _load_without(*FORMS["unfused"]),
     "onnxruntime": _load_onnxruntime(optimise=True),
     "onnxruntime-noopt": _load_onnxruntime(optimise=False),
     "openvino": _load_openvino,

@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import engines
 import onnx
 from chains import CHAINS, attention, chain
 
@@ -31,8 +32,7 @@ TARGET = "cpu/x86-avx2"  # what cachegrind knows
 LINE_BYTES = 64
 FIRST_LEVEL = f"32768,8,{LINE_BYTES}"
 RUNS = 5
-ACROSS = ("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles")
-FORMS = {"fused": (), "fuseops": ACROSS, "unfused": (*ACROSS, "Fuse")}
+FORMS: dict[str, tuple[str, ...]] = {"fused": ()} | engines.FORMS
 RUN = """
 import sys, numpy, tvm_ext
 model = tvm_ext.load(sys.argv[1], num_threads=1)

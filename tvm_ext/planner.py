@@ -14,7 +14,7 @@ from functools import cached_property
 from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import roof
-from tvm_ext.picker import exchange_us, pick, predict
+from tvm_ext.picker import PICKED, exchange_us, pick, predict
 from tvm_ext.records import Database, TaskKey
 from tvm_ext.records.manifest import Group
 from tvm_ext.shield import shield
@@ -26,9 +26,6 @@ from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
 from tvm_ext.tir.slices import Strides, dense, row_by_row, with_slices
 from tvm_ext.tvm_api import PrimFunc, written_cycles
-
-PICKED = 3
-"""Plans of the picker that are tried before the loose form."""
 
 
 @dataclass(frozen=True)

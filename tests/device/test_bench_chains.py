@@ -12,6 +12,7 @@ from onnx_models import random_inputs, run_plainly
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from chains import CHAINS, attention, chain
+from engines import FORMS
 from fusion import counted, our_fused, recurrent, tvm_fused
 
 import tvm_ext
@@ -21,8 +22,7 @@ from tvm_ext.tvm_api import tvm
 
 pytest.importorskip("onnxruntime")
 MODELS = {name: chain(name, 48, 96) for name in CHAINS} | {"attention": attention(20)}
-ACROSS = ("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles")
-FUSIONS = (), ACROSS, (*ACROSS, "Fuse")
+FUSIONS = (), *FORMS.values()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
-from onnx_models import make_model, random_inputs, run_plainly, value
+from few_channels import few_channels
+from onnx_models import random_inputs, run_plainly
 
 import tvm_ext
 from tvm_ext.compute import taps
@@ -30,31 +29,13 @@ CASES = {
 }
 
 
-def model(name: str) -> onnx.ModelProto:
-    data, outputs, kernel, attributes = CASES[name]
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((outputs, data[1], *kernel), np.float32)
-    weight /= np.sqrt(weight[0].size)
-    bias = rng.standard_normal(outputs, np.float32)
-    # behind another convolution, which leaves channels innermost
-    first = rng.standard_normal((data[1], data[1], *(1,) * len(kernel)), np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "v"], ["z"]),
-        helper.make_node("Conv", ["z", "w", "b"], ["c"], **attributes),
-        helper.make_node("Tanh", ["c"], ["y"]),
-    ]
-    return make_model(
-        nodes, [value("x", *data)], ["y"], {"v": first / data[1], "w": weight, "b": bias}
-    )
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_equals_direct_convolution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(geometry: legalise_conv.ConvGeometry, *_: object) -> int:
         return legalise_conv.TAPS if taps.applies(geometry, 8) else legalise_conv.DIRECT
 
     monkeypatch.setattr(legalise_conv, "choose_algorithm", choose)
-    made = model(name)
+    made = few_channels(CASES[name])
     given = random_inputs(made)
     compiled = tvm_ext.compile(made)
     assert any("taps" in group.kind for group in compiled.manifest.groups)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import steps
 
 from tvm_ext.graph.sink_concats import SinkConcats
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, constant, relax
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -23,12 +24,6 @@ def module(build: Callable[[Emit, Any], Any]) -> IRModule:
             result = builder.emit_output(build(builder.emit, x))
         builder.emit_func_output(result)
     return builder.finalize()
-
-
-def steps(mod: IRModule) -> list[str]:
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    return [op_name(call).removeprefix("relax.").removeprefix("nn.") for call in found]
 
 
 def product(emit: Emit, x: Any, seed: int) -> Any:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import steps
 
 from tvm_ext.graph.sink_reshapes import SinkReshapes, as_before
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, constant, relax
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -30,13 +31,6 @@ def module(build: Callable[[Emit, Any], Any], shape: tuple[int, ...] = FLAT) -> 
             result = builder.emit_output(made)
         builder.emit_func_output(result)
     return builder.finalize()
-
-
-def steps(mod: IRModule) -> list[str]:
-    """The operators of `main`, in order."""
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    return [op_name(call).removeprefix("relax.").removeprefix("nn.") for call in found]
 
 
 def unflattened(emit: Emit, x: Any) -> Any:

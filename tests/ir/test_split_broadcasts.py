@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import steps
 
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk, tirx
+from tvm_ext.tvm_api import IRModule, constant, relax, tirx
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -28,12 +29,6 @@ def module(build: Callable[..., Any], *shapes: tuple[int, ...]) -> IRModule:
             result = builder.emit_output(build(builder.emit, *given))
         builder.emit_func_output(result)
     return builder.finalize()
-
-
-def steps(mod: IRModule) -> list[str]:
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    return [op_name(call).removeprefix("relax.").removeprefix("nn.") for call in found]
 
 
 def weights(*shape: int) -> Any:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from steps import steps
 
 from tvm_ext.compute.conv_transpose import TransposedGeometry
 from tvm_ext.graph import split_phases
 from tvm_ext.graph.split_phases import SplitPhases, convolution, runs, weight_of
-from tvm_ext.tvm_api import IRModule, constant, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, constant, relax
 
 op = relax.op
 LANES = 8
@@ -41,12 +40,6 @@ def module(outputs: int = 8, strides: int = 2, extra: int = 1, bias: bool = True
             result = builder.emit_output(op.nn.relu(made))
         builder.emit_func_output(result)
     return builder.finalize()
-
-
-def steps(mod: IRModule) -> list[str]:
-    found: list[Any] = []
-    structural_walk(mod["main"].body, (relax.Call, found.append))
-    return [op_name(call).removeprefix("relax.").removeprefix("nn.") for call in found]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -53,6 +53,11 @@ class ConvGeometry(msgspec.Struct, frozen=True):
             )
         )
 
+    def position(self, at: Sequence[Any], taps: Sequence[Any]) -> list[Any]:
+        """Where the result at a place reads its padded data, tap by tap."""
+        axes = zip(at, self.strides, taps, self.dilation, strict=True)
+        return [p * s + k * d for p, s, k, d in axes]
+
     @property
     def per_group(self) -> int:
         """Output channels of one group."""
@@ -102,17 +107,11 @@ def conv(
     x = padded_data(x, geometry, first)
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
-    def position(at: Sequence[Any]) -> list[Any]:
-        return [
-            p * s + k * d
-            for p, s, k, d in zip(at, geometry.strides, taps, geometry.dilation, strict=True)
-        ]
-
     if geometry.depthwise:
 
         def depthwise(n: Any, *at: Any) -> Any:
             *place, o = at
-            return te.sum(x(n, *position(place), o) * weight(*taps, o), axis=taps)
+            return te.sum(x(n, *geometry.position(place, taps), o) * weight(*taps, o), axis=taps)
 
         return te.compute((x.shape[0], *out, geometry.out_channels), depthwise, name="depthwise")
     channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")
@@ -121,7 +120,7 @@ def conv(
 
         def ragged(n: Any, *at: Any) -> Any:
             *place, g, o = at
-            element = x(n, *position(place), g, channel)
+            element = x(n, *geometry.position(place, taps), g, channel)
             weighted = element * weight(g, o // block, *taps, channel, o % block)
             return te.sum(weighted, axis=[*taps, channel])
 
@@ -132,9 +131,9 @@ def conv(
         *place, o = at
         group = (o // geometry.per_group,) if grouped else ()
         if planes:
-            element = x(n, channel, *position(place))
+            element = x(n, channel, *geometry.position(place, taps))
         else:
-            element = x(n, *position(place), *group, channel)
+            element = x(n, *geometry.position(place, taps), *group, channel)
         weighted = element * weight(o // block, *taps, channel, o % block)
         return te.sum(weighted, axis=[*taps, channel])
 
@@ -161,10 +160,9 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     x = padded_data(x, geometry, 2)
     channel = te.reduce_axis((0, geometry.in_channels), name="c")
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
-    axes = list(zip(geometry.strides, taps, geometry.dilation, strict=True))
 
     def dense(n: Any, o: Any, *at: Any) -> Any:
-        place = [p * s + k * d for p, (s, k, d) in zip(at, axes, strict=True)]
+        place = geometry.position(at, taps)
         return te.sum(x(n, channel, *place) * weight(o, channel, *taps), axis=[channel, *taps])
 
     return te.compute((x.shape[0], geometry.out_channels, *out), dense, name="conv")

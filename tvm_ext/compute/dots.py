@@ -54,11 +54,8 @@ def partial_sums(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) 
 
     def body(n: Any, *at: Any) -> Any:
         *place, o, lane = at
-        read = [
-            p * s + k * d
-            for p, s, k, d in zip(place, geometry.strides, taps, geometry.dilation, strict=True)
-        ]
-        weighted = x(n, *read, vector * lanes + lane) * weight(*taps, vector, o, lane)
+        element = x(n, *geometry.position(place, taps), vector * lanes + lane)
+        weighted = element * weight(*taps, vector, o, lane)
         return te.sum(weighted, axis=[*taps, vector])
 
     return te.compute((x.shape[0], *out, geometry.out_channels, lanes), body, name="dots")

@@ -12,7 +12,7 @@ again, infinities and all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -88,18 +88,19 @@ class TopK:
                         Build.buffer_store(tops, _extreme(self._block(keys, block)), [block])
                     self._fill(tops, self.blocks, self._room)
                 with _times(self.count) as place:
-                    self._pick(keys, tops, lambda at: self._take(x, values, places, row, place, at))
+                    at = self._pick(keys, tops)
+                    Build.buffer_store(values, x[row, at], [row, place])
+                    Build.buffer_store(places, at.astype("int64"), [row, place])
             return builder.get()
 
-    def _pick(self, keys: Any, tops: Any, take: Callable[[Expr], None]) -> None:
-        """Takes the first of the largest that are left."""
+    def _pick(self, keys: Any, tops: Any) -> Expr:
+        """Takes the first of the largest that are left; its place."""
         first = self._vectors(tops if self.blocks > 1 else keys, _int(0), self._room)
         top = Build.bind(_extreme(first))
         block = Build.bind(self._place(first, top)) if self.blocks > 1 else _int(0)
         own = self._block(keys, block)
         place = Build.bind(self._place(own, top))
         at = Build.bind(block * self.block + place)
-        take(at)
         if self.blocks > 1:
             least, taken = self._all(_int(LEAST)), self._all(place)
             left = [
@@ -108,10 +109,7 @@ class TopK:
             ]
             Build.buffer_store(tops, _extreme(left), [block])
         Build.buffer_store(keys, _int(LEAST), [at])
-
-    def _take(self, x: Any, values: Any, places: Any, row: Expr, place: Expr, at: Expr) -> None:
-        Build.buffer_store(values, x[row, at], [row, place])
-        Build.buffer_store(places, at.astype("int64"), [row, place])
+        return at
 
     def _fill_keys(self, x: Any, row: Expr, keys: Any) -> None:
         """keys = x as integers in the same order, and less than any beyond the row's end."""

@@ -14,11 +14,12 @@ Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answe
 """
 
 from tvm_ext.picker.perf import Candidate, Estimate, estimate, exchange_us
-from tvm_ext.picker.pick import pick, pick_strips
+from tvm_ext.picker.pick import PICKED, pick, pick_strips
 from tvm_ext.picker.predict import predict
 from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
 
 __all__ = [
+    "PICKED",
     "PREFETCH_BYTES",
     "Candidate",
     "Estimate",

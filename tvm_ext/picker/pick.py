@@ -67,8 +67,8 @@ from tvm_ext.tile.shift import is_parted, shifts
 CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
 REGISTER_TILES = 6
-LEAST_PICKED = 3
-"""Plans that are picked together: whoever asks for one will ask for these."""
+PICKED = 3
+"""Plans that a kernel is given to try; they are picked together, whoever asks for one."""
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
 
@@ -81,7 +81,7 @@ def pick(
     alone  whether the kernel will run by itself, not between others of a model
     """
     nameless = msgspec.structs.replace(graph, name="", signature="")
-    return list(_picked(nameless, hardware, max(count, LEAST_PICKED), alone)[:count])
+    return list(_picked(nameless, hardware, max(count, PICKED), alone)[:count])
 
 
 @lru_cache(maxsize=256)

@@ -18,12 +18,13 @@ from tvm_ext.errors import LogError, ModelError, TargetError
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import graph_passes, tasks_of
-from tvm_ext.planner import Planned, plan_task
+from tvm_ext.planner import Planned
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Fusion, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
+from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, Target, relax, static_extents, tvm
 
 Shapes = Mapping[str, Sequence[int]]
@@ -159,7 +160,7 @@ def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:
     known: dict[object, Planned] = {}
     for task in sorted(lowered.tasks.values(), key=lambda task: task.flops, reverse=True):
         key = (task.signature, tuple(sorted(task.slices.items())))
-        base = known.get(key) or plan_task(task, lowered.hardware, database)
+        base = known.get(key) or plan(task, lowered.hardware, database)
         known[key] = base
         yield replace(base, task=task, reasons=list(base.reasons))
 

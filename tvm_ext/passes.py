@@ -42,10 +42,12 @@ from tvm_ext.graph.stitch import Stitch
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
-from tvm_ext.planner import Planned, Task, make_task, plan_task
+from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
+from tvm_ext.symbolic import plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import prepare, write
+from tvm_ext.tir.symbolic import cuts, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
@@ -121,6 +123,8 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
 def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:
     """Predicted time of a PrimFunc by its best plan, infinite where there is none, or none of the
     `rule` asked for: compares algorithms for one operator, and a kernel with those it replaces."""
+    if symbols(func) and cuts(func) is None:
+        return inf
     prepared = prepare(func)
     picked = pick_strips if rule == STRIPS else pick
     found = picked(prepared.graph, hardware) if prepared else []
@@ -176,7 +180,7 @@ class Plan:
         """The module with scheduled functions."""
         hardware = self.hardware or resolve(Target.current(allow_none=False))
         database = Database.open(self.log) if self.log else None
-        planned = [plan_task(task, hardware, database) for task in tasks_of(mod).values()]
+        planned = [plan(task, hardware, database) for task in tasks_of(mod).values()]
         return apply_plans(mod, {entry.task.name: entry for entry in planned})
 
 

@@ -208,7 +208,10 @@ def test_functions_without_a_tile_graph() -> None:
     x = te.placeholder((n,), name="x")
     symbolic = te.create_prim_func([x, te.compute((n,), lambda i: x[i] * 2.0, name="y")])
     assert read(symbolic) is None
-    assert prepare(symbolic) is None
+    scattered = te.create_prim_func(
+        [x, te.extern((n,), [x], lambda i, o: tirx.call_packed("f", i[0], o[0]), dtype="float32")]
+    )
+    assert prepare(scattered) is None
 
 
 def test_the_signature_is_carried() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.blocking import choose_block, padded
-from tvm_ext.tvm_api import te, topi
+from tvm_ext.tvm_api import te, tirx, topi
 
 Tensor = Any
 
@@ -57,14 +57,18 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
     k = te.reduce_axis((0, int(b.shape[-2])), name="k")
 
     rank = max(len(a.shape), len(b.shape)) - 2
-    batch_shape = [max(_extent(a, axis - rank), _extent(b, axis - rank)) for axis in range(rank)]
+    places = range(-rank, 0)
+    batch_shape = [_larger(_extent(a, place), _extent(b, place)) for place in places]
 
     def own(tensor: Tensor, batch: list[Any]) -> list[Any]:
         """The batch index of one operand: 0 where its one element is for all of the product's,
         nothing where it has none."""
         skipped = rank - (len(tensor.shape) - 2)
         whole = zip(batch[skipped:], batch_shape[skipped:], tensor.shape[:-2], strict=True)
-        return [i if int(own_extent) == extent else 0 for i, extent, own_extent in whole]
+        return [
+            0 if _is_one(own_extent) and not _is_one(extent) else i
+            for i, extent, own_extent in whole
+        ]
 
     def body(*at: Any) -> Any:
         *batch, i, j = at
@@ -74,7 +78,16 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
     return crop(te.compute(shape, body, name="matmul"), columns)
 
 
-def _extent(tensor: Tensor, place: int) -> int:
+def _extent(tensor: Tensor, place: int) -> Any:
     """Extent of the batch axis `place` (-1: the last one); 1 where the tensor has none."""
     batch = tensor.shape[:-2]
-    return int(batch[place]) if -place <= len(batch) else 1
+    return batch[place] if -place <= len(batch) else 1
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, int | tirx.IntImm) and int(extent) == 1
+
+
+def _larger(a: Any, b: Any) -> Any:
+    """The extent of a result of operands of equal extents, or one of one; they may be unknown."""
+    return b if _is_one(a) else a

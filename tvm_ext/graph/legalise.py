@@ -33,6 +33,7 @@ from tvm_ext.graph.legalise_norm import (
     NORMS,
     STANDS_ALONE,
     ints,
+    known_extents,
     static_shape,
 )
 from tvm_ext.graph.programs import Programs
@@ -109,8 +110,8 @@ def _as_tvm_does(builder: Any, call: Any, options: Legalise) -> None:
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     """Product with a constant matrix on the right, or of two tensors with equal batch axes."""
     weight = constant_array(call.args[1])
-    shape = static_shape(call.args[0])
-    if shape is None or len(shape) < 2:
+    shape = known_extents(call.args[0])
+    if shape is None or len(shape) < 2 or shape[-1] is None:
         return None
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return _legalise_product(builder, call, options)
@@ -125,8 +126,10 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
 
 
 def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
-    left, right = static_shape(call.args[0]), static_shape(call.args[1])
-    if left is None or right is None or len(right) < 2 or right[-1] == 1:
+    left, right = known_extents(call.args[0]), known_extents(call.args[1])
+    if left is None or right is None or len(right) < 2 or right[-1] in (None, 1):
+        return None
+    if left[-1] is None or right[-2] is None:
         return None
     return builder.call_te(
         lambda a, b: matmul(a, b, options.lanes),
@@ -139,10 +142,12 @@ def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     """Softmax and log-softmax with vector exponentials."""
-    shape = static_shape(call.args[0])
-    if shape is None or not shape:
+    shape = known_extents(call.args[0])
+    if not shape:
         return None
     axis = int(call.attrs.axis) % len(shape)
+    if shape[axis] is None:
+        return None
     log = str(call.op.name).endswith("log_softmax")
     return builder.call_te(
         lambda data: softmax(data, axis, options.lanes, log),
@@ -155,11 +160,13 @@ def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     """Sum, mean, max and min."""
-    shape = static_shape(call.args[0])
+    shape = known_extents(call.args[0])
     if not shape:
         return None
     given = call.attrs.axis
     axes = sorted(axis % len(shape) for axis in (ints(given) if given else range(len(shape))))
+    if any(shape[axis] is None for axis in axes):
+        return None
     how = str(call.op.name).rsplit(".", 1)[-1]
     keepdims = bool(call.attrs.keepdims)
     return builder.call_te(

@@ -12,7 +12,7 @@ from tvm_ext.compute import maths
 from tvm_ext.compute.inverse import acos, acosh, asin, asinh, atan, atanh, cosh, sinh, tan
 from tvm_ext.compute.power import pow, power
 from tvm_ext.compute.trigonometry import cos, sin
-from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.graph.legalise_norm import ints, known_extents, static_shape
 from tvm_ext.tvm_api import constant_array, te
 
 Rule = Callable[[Any, Any, Any], Any]
@@ -22,7 +22,7 @@ def _pointwise(function: Callable[[Any], Any], name: str, *options: float) -> Ru
     """A rule for an elementwise operator; `options` are the numbers its function depends on."""
 
     def rule(builder: Any, call: Any, _: Any) -> Any:
-        if static_shape(call.args[0]) is None:
+        if known_extents(call.args[0]) is None:
             return None
 
         def body(x: te.Tensor) -> te.Tensor:
@@ -42,16 +42,19 @@ def legalise_softplus(builder: Any, call: Any, options: Any) -> Any:
 
 def legalise_power(builder: Any, call: Any, options: Any) -> Any:
     """Power of float32 tensors; one constant exponent has an expression of its own."""
-    exponent, shape = constant_array(call.args[1]), static_shape(call.args[0])
-    if shape is None or static_shape(call.args[1]) is None:
+    exponent, shape = constant_array(call.args[1]), known_extents(call.args[0])
+    if shape is None or known_extents(call.args[1]) is None:
         return None
     if exponent is not None and exponent.size == 1 and exponent.ndim <= len(shape):
         value = float(exponent.reshape(-1)[0])
         return _pointwise(lambda x: power(x, value), "power", value)(builder, call, options)
-    out = [int(extent) for extent in call.ty.shape]
+    if static_shape(call) is None:
+        return None
 
     def body(x: te.Tensor, y: te.Tensor) -> te.Tensor:
-        return te.compute(out, lambda *at: pow(x[_own(x, at)], y[_own(y, at)]), name="power")
+        return te.compute(
+            ints(call.ty.shape), lambda *at: pow(x[_own(x, at)], y[_own(y, at)]), name="power"
+        )
 
     return builder.call_te(body, *call.args, key="power", primfunc_name_hint="power")
 

@@ -39,6 +39,14 @@ def static_shape(expr: Any) -> tuple[int, ...] | None:
     return tuple(int(extent) for extent in extents)
 
 
+def known_extents(expr: Any) -> tuple[int | None, ...] | None:
+    """The shape of a float32 expression, None for what is not known of it."""
+    ty = expr.ty
+    if str(ty.dtype) != "float32" or ty.shape is None:
+        return None
+    return tuple(int(e) if isinstance(e, tirx.IntImm) else None for e in ty.shape)
+
+
 def ints(values: Any) -> tuple[int, ...]:
     """The values as Python integers."""
     return tuple(int(value) for value in values)
@@ -68,8 +76,8 @@ class _Norm(NamedTuple):
 
 def _emit(builder: Any, norm: _Norm) -> Any:
     """The call of a normalisation: one kernel for rows, several for columns."""
-    extents = [int(extent) for extent in norm.x.ty.shape]
-    kept = [i for i, extent in enumerate(extents) if i not in norm.axes and extent > 1]
+    extents = known_extents(norm.x) or ()
+    kept = [i for i, extent in enumerate(extents) if i not in norm.axes and extent != 1]
     if kept and max(kept) > min(norm.axes):
         return _emit_columns(builder, norm, 1)
 
@@ -115,11 +123,13 @@ def _emit_columns(builder: Any, norm: _Norm, size: int) -> Any:
 
 def legalise_norm(builder: Any, call: Any, options: Any) -> Any:
     """Layer and RMS normalisation: scale per element of the axes."""
-    shape = static_shape(call.args[0])
+    shape = known_extents(call.args[0])
     if shape is None:
         return None
     attrs, name = call.attrs, str(call.op.name).rsplit(".", 1)[-1]
     axes = sorted(axis % len(shape) for axis in ints(attrs.axes))
+    if any(shape[axis] is None for axis in axes):
+        return None
 
     def place(at: Sequence[Any]) -> Any:
         return tuple(at[axis] for axis in axes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.tvm_api import Call, constant_array, op_name, relax, static_extents
+from tvm_ext.tvm_api import Call, constant_array, op_name, relax, static_extents, tirx
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,19 @@ def _takes(call: Any, args: Sequence[Any]) -> bool:
 
 
 def _is_tensor(arg: Any) -> bool:
-    return static_extents(getattr(arg, "ty", None)) is not None
+    return _extents(getattr(arg, "ty", None)) is not None
 
 
 def _type(arg: Any) -> Hashable:
-    return static_extents(arg.ty), str(arg.ty.dtype.dtype)
+    return _extents(arg.ty), str(arg.ty.dtype.dtype)
+
+
+def _extents(ty: Any) -> tuple[Any, ...] | None:
+    """The extents of a tensor's type, numbers and variables; None where one is worked out."""
+    extents = getattr(getattr(ty, "shape", None), "values", None)
+    if extents is None or not all(isinstance(e, tirx.IntImm | tirx.Var) for e in extents):
+        return None
+    return tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in extents)
 
 
 def _value(arg: Any) -> Hashable:

@@ -21,6 +21,7 @@ from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tir.join_axes import join_axes
 from tvm_ext.tir.read import read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
+from tvm_ext.tir.symbolic import typical
 from tvm_ext.tvm_api import (
     PrimFunc,
     SBlockRV,
@@ -119,7 +120,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
 
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     """The prepared function, its schedule the caller's own; None if it has no blocks this room
-    understands."""
+    understands. Extents that are not known are taken for typical ones."""
     known = _prepared(func)
     if known is None:
         return None
@@ -131,7 +132,7 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
 @lru_cache(maxsize=256)
 def _prepared(func: PrimFunc) -> Prepared | None:
     """Kept, since a function is prepared when it is read and for every plan that is written."""
-    func = with_narrow_indices(func)
+    func = with_narrow_indices(typical(func))
     schedule = schedule_of(func)
     graph = read_schedule(schedule, func)
     if graph is None:

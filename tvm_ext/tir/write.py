@@ -14,6 +14,7 @@ from tvm_ext.tir.guard import with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
+from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_attention import write_attention
 from tvm_ext.tir.write_chain import write_chain
@@ -59,7 +60,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
 
     Stages that the plan does not name are written loosely: their outer loops in parallel, their
     innermost loop vectorised where that is legal. Raises PlanError with the reason `structure` (the
-    function has no blocks), `schedule` (TVM refused a step) or one of `tile.legal.check_plan`.
+    function has no blocks), `symbolic` (it has extents that are not known), `schedule` (TVM refused
+    a step) or one of `tile.legal.check_plan`.
     """
     prepared = schedule(func, plan)
     parts = plan.parts()
@@ -79,6 +81,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
 
 def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     """What of `write` schedule primitives can say. Raises PlanError as it does."""
+    if symbols(func):
+        raise PlanError("symbolic", "plan: the function has extents that are not known")
     prepared = prepare(func)
     if prepared is None:
         raise PlanError("structure", "plan: the function has no blocks to schedule")

@@ -1,0 +1,266 @@
+"""Functions with extents that are not known until they run: one tile, scheduled as if it were all,
+in a loop over tiles.
+
+    f(x[n, 768], w, y[n, 3072])
+        →
+    for i in range(n // 64):                  a schedule for 64 rows
+        tile(x[64 * i :], w, y[64 * i :])
+    for i in range(..):                       one for 16, one for 4, one for a single row; the last
+        tile(x[min(.., n - 16) :], w, y[..])  tile may be moved back until it is whole
+
+Of several such extents the last is cut into tiles, the others are loops; where they always lie side
+by side, as the sentences of a batch and their words do, they are counted as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+from tvm_ext.tile.independent import is_independent
+from tvm_ext.tir.read import affine, linear, loads, read
+from tvm_ext.tvm_api import (
+    Analyzer,
+    PrimFunc,
+    TensorLoad,
+    WalkResult,
+    mark_scheduled,
+    s_tir,
+    structural_map,
+    structural_walk,
+    tirx,
+    uses,
+)
+from tvm_ext.tvm_steal import STEAL, mark_steal
+
+TYPICAL = 64
+"""What an extent that is not known is taken for where kernels are compared."""
+INDEX = "int64"
+_ZERO, _ONE = tirx.const(0, INDEX), tirx.const(1, INDEX)
+
+
+def symbols(func: PrimFunc) -> tuple[Any, ...]:
+    """The variables that the extents of a function's tensors depend on, those of its last tensor
+    first, from the outermost axis on; none of a function of static shapes."""
+    found: dict[Any, None] = {}
+    for param in reversed(tensors(func)):
+        for extent in param.shape:
+            structural_walk(extent, (tirx.Var, lambda var: found.setdefault(var)))
+    return tuple(found)
+
+
+def tensors(func: PrimFunc) -> list[Any]:
+    """The parameters that are tensors; others are variables of extents."""
+    return [param for param in func.params if hasattr(param, "shape")]
+
+
+def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc | None:
+    """The function with values for all its `symbols`; its parameters are tensors only. None if some
+    symbol is neither a parameter nor the extent of a tensor."""
+    given = {var: tirx.const(size, str(var.ty.dtype)) for var, size in sizes.items()}
+    values: dict[Any, Any] = {param: given[param] for param in func.params if param in sizes}
+    told = set(values)
+    for param in tensors(func):
+        open_ = {extent for extent in param.shape if not isinstance(extent, tirx.IntImm)}
+        if open_ - told and open_ <= sizes.keys():
+            shape = [given.get(extent, extent) for extent in param.shape]
+            values[param] = tirx.decl_buffer(shape, param.dtype, param.name)
+            told |= open_
+    return func.specialize(values) if told == sizes.keys() else None
+
+
+def typical(func: PrimFunc) -> PrimFunc:
+    """The function itself, or one of static shapes to judge it by where there is one."""
+    found = symbols(func)
+    if not found:
+        return func
+    sizes = dict.fromkeys(found[:-1], 1) | {found[-1]: TYPICAL}
+    return instance(func, sizes) or func
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Extents counted as one, along which a function is cut."""
+
+    symbols: tuple[Any, ...]
+    """Outermost first."""
+    dims: tuple[tuple[int, int] | None, ...]
+    """For each tensor the axis of the last of them, and its elements in a slice; None of a tensor
+    that has none."""
+
+    @property
+    def extent(self) -> Any:
+        """How many slices there are."""
+        return prod(self.symbols[1:], start=self.symbols[0])
+
+    def sizes(self, slices: int) -> dict[Any, int]:
+        """Values of the symbols for so many slices in a row."""
+        return dict.fromkeys(self.symbols[:-1], 1) | {self.symbols[-1]: slices}
+
+
+@lru_cache(maxsize=256)
+def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
+    """What a function can be cut along, outermost first; None if its slices depend on each other,
+    or on their places."""
+    found = symbols(func)
+    if not found or _depends_on_place(func, found):
+        return None
+    each: list[Cut] = []
+    for symbol in found:
+        dims = _dims(func, symbol)
+        if dims is None:
+            return None
+        each.append(Cut((symbol,), dims))
+        sizes = dict.fromkeys(found, 2)
+        pair = instance(func, sizes), instance(func, sizes | {symbol: 3})
+        two, three = (read(each) if each else None for each in pair)
+        if two is None or three is None or not is_independent(two, three):
+            return None
+    merged = [each[0]]
+    for cut in each[1:]:
+        if _side_by_side(merged[-1], cut):
+            merged[-1] = Cut((*merged[-1].symbols, *cut.symbols), cut.dims)
+        else:
+            merged.append(cut)
+    return tuple(merged)
+
+
+class Sized(NamedTuple):
+    """A kernel for tiles of one size."""
+
+    size: int
+    """Slices of a tile along the last of `cuts`; one along the others."""
+    least: int
+    """Of fewer slices than a tile, so many or more take one that is moved back until it is whole;
+    what is less is left to smaller tiles."""
+    func: PrimFunc
+    """The `instance` of that size, scheduled."""
+
+
+def in_tiles(func: PrimFunc, kernels: Sequence[Sized]) -> PrimFunc:
+    """The function as loops over tiles, the largest first, those of one slice last; marked as
+    scheduled. It must have `cuts`."""
+    *outer, last = cuts(func) or ()
+    loops = [tirx.Var(f"slice_{place}", INDEX) for place in range(len(outer))]
+    outside = list(zip(outer, loops, strict=True))
+    extent = last.extent
+    # slices done, kept in memory: what is bound to a variable TVM puts in its place, and its
+    # simplifier then takes half a minute over the last loop
+    memory = tirx.decl_buffer((1,), INDEX, "done", scope="local")
+    body: list[Any] = [tirx.AllocBuffer(memory), tirx.BufferStore(memory, _ZERO, [_ZERO])]
+    for kernel in kernels:
+        done, count, tile = (tirx.Var(name, INDEX) for name in ("done", "count", "tile"))
+        left = extent - done
+        more = tirx.all(extent >= kernel.size, left % kernel.size >= kernel.least)
+        start = tirx.min(done + tile * kernel.size, extent - kernel.size)
+        after = tirx.min(done + count * kernel.size, extent)
+        body += [
+            tirx.Bind(done, tirx.BufferLoad(memory, [_ZERO])),
+            tirx.Bind(count, left // kernel.size + tirx.Select(more, _ONE, _ZERO)),
+            _loop(func, kernel.func, [*outside, (last, start)], tile, count),
+            tirx.BufferStore(memory, after, [_ZERO]),
+        ]
+    nest: Any = tirx.SeqStmt(body[:-1])
+    for cut, var in reversed(outside):
+        nest = tirx.For(var, _ZERO, cut.extent, tirx.ForKind.SERIAL, nest)
+    attrs = dict(func.attrs.items()) if func.attrs else {}
+    result = mark_scheduled(PrimFunc(func.params, nest).with_attr(attrs))
+    steals = any(kernel.func.attrs and STEAL in kernel.func.attrs for kernel in kernels)
+    return mark_steal(result) if steals else result
+
+
+def _loop(
+    func: PrimFunc, kernel: PrimFunc, begins: Sequence[tuple[Cut, Any]], tile: Any, count: Any
+) -> Any:
+    """A kernel for so many tiles, one after another; `begins` are their first slices."""
+    views: dict[Any, Any] = {}
+    wholes = tensors(func)
+    for place, (whole, part) in enumerate(zip(wholes, kernel.params, strict=True)):
+        strides = [prod(whole.shape[axis + 1 :], start=_ONE) for axis in range(len(whole.shape))]
+        offset = _ZERO
+        for cut, begin in begins:
+            if (dim := cut.dims[place]) is not None:
+                offset = offset + begin * (strides[dim[0]] * dim[1])
+        views[part] = tirx.decl_buffer(
+            part.shape,
+            part.dtype,
+            part.name,
+            strides=None if _is_dense(part, begins[-1][0].dims[place]) else strides,
+            elem_offset=offset,
+            offset_factor=1,
+            layout=None,
+        )
+    pairs = zip(views.values(), wholes, strict=True)
+    declared = [tirx.DeclBuffer(view, data=whole.data) for view, whole in pairs]
+    body = structural_map(kernel.body, [(tirx.Var, lambda var: views.get(var, var))], order="post")
+    return tirx.For(tile, _ZERO, count, tirx.ForKind.SERIAL, tirx.SeqStmt([*declared, body]))
+
+
+def _is_dense(part: Any, dim: tuple[int, int] | None) -> bool:
+    """Whether a tile is memory without gaps: it is not if axes before the one it is cut along have
+    several elements."""
+    return dim is None or all(int(extent) == 1 for extent in part.shape[: dim[0]])
+
+
+def _dims(func: PrimFunc, symbol: Any) -> tuple[tuple[int, int] | None, ...] | None:
+    """For each tensor the one axis that grows with a symbol, and by how much; None if there are
+    several, or an axis grows by something else."""
+    found: list[tuple[int, int] | None] = []
+    for param in tensors(func):
+        grows = [place for place, extent in enumerate(param.shape) if uses(extent, symbol)]
+        if len(grows) > 1:
+            return None
+        form = linear(param.shape[grows[0]], {symbol: 0}) if grows else ([0], 0)
+        if form is None or form[1]:
+            return None
+        found.append((grows[0], form[0][0]) if grows else None)
+    return tuple(found)
+
+
+def _side_by_side(outer: Cut, inner: Cut) -> bool:
+    """Whether the slices of one cut follow those of the other in every tensor that has any."""
+    return all(
+        a is None and b is None if a is None or b is None else a[1] == 1 and b[0] == a[0] + 1
+        for a, b in zip(outer.dims, inner.dims, strict=True)
+    )
+
+
+def _depends_on_place(func: PrimFunc, found: Sequence[Any]) -> bool:
+    """Whether slices of a function differ by more than the elements they read: a value follows from
+    the extent or from the place itself, as in `x[i] + i`, or places are not told from others."""
+    differs: list[bool] = []
+
+    def look(block: Any) -> None:
+        moving = {iv.var for iv in block.iter_vars if not isinstance(iv.dom.extent, tirx.IntImm)}
+        moving |= set(found)
+        axes = {iv.var: place for place, iv in enumerate(block.iter_vars)}
+        bounds = Analyzer()
+        for iv in block.iter_vars:
+            bounds.bind(iv.var, iv.dom)
+
+        def store(node: Any) -> None:
+            differs.append(_uses_outside(node.value, moving))
+            indices = [*node.indices, *(i for load in loads(node.value) for i in load.indices)]
+            differs.extend(
+                affine(index, axes, bounds) is None and _uses_outside(index, moving)
+                for index in indices
+            )
+
+        structural_walk(block.body, (tirx.BufferStore, store))
+
+    structural_walk(func.body, (s_tir.SBlock, look))
+    return any(differs)
+
+
+def _uses_outside(expr: Any, variables: set[Any]) -> bool:
+    """Whether an expression uses variables other than to index tensors."""
+    found: list[Any] = []
+    kinds = [
+        (TensorLoad, lambda _: WalkResult.SKIP),
+        (tirx.Var, lambda var: found.append(var) if var in variables else None),
+    ]
+    structural_walk(expr, kinds, order="pre")
+    return bool(found)

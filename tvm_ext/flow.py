@@ -5,29 +5,28 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
-from tvm_ext.errors import LogError, ModelError, TargetError
+from tvm_ext.errors import LogError, ShapeError, TargetError
+from tvm_ext.graph.unify import EXTENTS
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.passes import graph_passes, tasks_of
+from tvm_ext.passes import graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
-from tvm_ext.records.manifest import Fusion, TensorInfo
+from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
+from tvm_ext.source import Shapes, left_open, open_extent, read_source
 from tvm_ext.symbolic import plan
-from tvm_ext.tvm_api import IRModule, Target, relax, static_extents, tvm
-
-Shapes = Mapping[str, Sequence[int]]
+from tvm_ext.tvm_api import IRModule, Target, relax, tvm
 
 
 @contextmanager
@@ -66,36 +65,43 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows.
     """
     hardware = hardware_for(target, num_threads)
-    if isinstance(model, IRModule):
-        mod, name = model, "module"
-        notes: tuple[str, ...] = ()
-        inputs, outputs = _signature_of(mod)
-    else:
-        from tvm_ext.frontend.from_onnx import import_onnx
-
-        imported = import_onnx(model, shapes)
-        mod, notes = imported.mod, imported.notes
-        name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
-        inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
-        outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
     left_out: list[str] = []
     decisions: list[Fusion] = []
     disabled = set(tvm.transform.PassContext.current().disabled_pass)
-    with Target(hardware.target):
-        for step in graph_passes(hardware, explain=decisions.append):
+
+    def run(mod: IRModule, steps: Sequence[Any]) -> IRModule:
+        for step in steps:
             if step.info.name in disabled:
                 continue
             with shield(f"pass {step.info.name} left out", left_out):
                 mod = step(mod)
         # what a pass that was left out did not lower; a reshape is no kernel by now but a view
-        mod = relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(mod)
+        return relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(mod)
+
+    name = open_extent(model, shapes)
+    with Target(hardware.target):
+        if name:
+            sources = [read_source(model, shapes, extent) for extent in EXTENTS]
+            mods = iter([source.mod for source in sources])
+            source = left_open(sources, EXTENTS, name)
+            mod = lifted(lambda _: next(mods), name, run, hardware, decisions.append)
+            if mod is None:
+                raise ShapeError(
+                    f"shapes: {name} cannot be left open in {source.name}, where more depends on "
+                    f"it than how often the same is computed; give a number for {name}"
+                )
+        else:
+            source = read_source(model, shapes)
+            mod = run(source.mod, graph_passes(hardware, explain=decisions.append))
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
-    notes = (*notes, *left_out)
+    notes = (*source.notes, *dict.fromkeys(left_out))
     fusions = tuple(
         msgspec.structs.replace(decision, times=times)
         for decision, times in Counter(decisions).items()
     )
-    return Lowered(mod, hardware, tasks_of(mod), name, inputs, outputs, notes, fusions)
+    tasks = tasks_of(mod)
+    inputs, outputs = source.inputs, source.outputs
+    return Lowered(mod, hardware, tasks, source.name, inputs, outputs, notes, fusions)
 
 
 @without_collections()
@@ -114,7 +120,8 @@ def compile(
     model        path of an ONNX file, an onnx.ModelProto, or a Relax IRModule
     target       "cpu" (this machine), a catalog name, or a TVM target
     log          tuning log: a folder or a .jsonl file
-    shapes       input name → shape, needed where the model leaves a dimension open
+    shapes       input name → shape, needed where the model leaves a dimension open; with a name in
+                 place of one of its numbers, such as ("n", 3, 224, 224), that is left to every run
     num_threads  threads to run on; all physical cores by default
     verify       check every kernel against its reference, and replace one that is wrong
 
@@ -180,24 +187,3 @@ def log_notes(database: Database | None, lowered: Lowered) -> tuple[str, ...]:
         names = ", ".join(f"{name} ({mark}): {count}" for mark, (name, count) in others.items())
         notes.append(f"log not used: its records are from other hardware ({names}), this is {own}")
     return tuple(notes)
-
-
-def _signature_of(mod: IRModule) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs of a Relax module's `main`. Raises ModelError without static shapes."""
-    if "main" not in [variable.name_hint for variable in mod.get_global_vars()]:
-        raise ModelError("module: has no function main; name the entry function main")
-    main = mod["main"]
-
-    def info(name: str, ty: Any) -> TensorInfo:
-        extents = static_extents(ty)
-        if extents is None:
-            raise ModelError(
-                f"module: {name} has no static shape; bind it with relax.transform.BindSymbolicVars"
-            )
-        return TensorInfo(name, str(ty.dtype.dtype), extents)
-
-    inputs = tuple(info(parameter.name, parameter.ty) for parameter in main.params)
-    returned = main.ret_ty
-    fields = list(returned.fields) if hasattr(returned, "fields") else [returned]
-    outputs = tuple(info(f"output{place}", ty) for place, ty in enumerate(fields))
-    return inputs, outputs

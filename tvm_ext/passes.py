@@ -9,6 +9,7 @@ The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
@@ -39,6 +40,7 @@ from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.stitch import Stitch
+from tvm_ext.graph.unify import EXTENTS, at_extent, unify
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
@@ -84,10 +86,19 @@ __all__ = [
 ]
 
 
-def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> list[Any]:
-    """From a Relax module to calls of a PrimFunc per group, none of them scheduled. `explain` is
-    told what fusion passes decide."""
+def graph_passes(
+    hardware: HardwareModel, explain: Explain | None = None, extent: int = 0
+) -> list[Any]:
+    """From a Relax module to calls of a PrimFunc per group, none of them scheduled.
+
+    explain  told what fusion passes decide
+    extent   stands for one that is not known, if given: what is decided is what suits so many
+             slices, one after another
+    """
     predict_us = cache(partial(predicted_us, hardware=hardware))
+    if extent:
+        predict_us = cache(partial(sliced_us, hardware=hardware, slices=extent))
+    in_place = [] if extent else [ConcatInPlace(hardware.lanes(4) // 2)]
     return [
         LowerEinsum(),
         LowerSplit(),
@@ -116,8 +127,33 @@ def graph_passes(hardware: HardwareModel, explain: Explain | None = None) -> lis
         AbsorbViews(predict_us, explain),
         FuseTiles(predict_us, explain=explain),
         MemoryOrder(),
-        ConcatInPlace(hardware.lanes(4) // 2),
+        *in_place,
     ]
+
+
+def lifted(
+    at: Callable[[int], IRModule],
+    name: str,
+    run: Callable[[IRModule, list[Any]], IRModule],
+    hardware: HardwareModel,
+    explain: Explain | None = None,
+) -> IRModule | None:
+    """A module with an extent that is not known after all `graph_passes`, which see static shapes;
+    None if it does not come out alike for two extents.
+
+    at    makes the module with a number for the extent
+    run   applies passes
+    """
+    made = []
+    for extent in EXTENTS:
+        made.append(run(at(extent), graph_passes(hardware, explain, extent)))
+        explain = None
+    return unify(made, name)
+
+
+def sliced_us(func: PrimFunc, hardware: HardwareModel, slices: int, rule: str = "") -> float:
+    """Predicted time of a PrimFunc by so many runs of what it does for one slice."""
+    return slices * predicted_us(at_extent(func, slices, 1), hardware, rule)
 
 
 def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
@@ -28,53 +28,52 @@ def plan(task: Task, hardware: HardwareModel, database: Database | None = None) 
     func = task.original
     if not symbols(func):
         return plan_task(task, hardware, database)
-    found = cuts(func)
-    if found is None:
+    tiles = _tiles(func, hardware)
+    if not tiles:
         reason = "extents: not known, and what has one place depends on others or on the place"
         return Planned(task, func, Option("none", None), [], [reason])
-    largest = _largest(func, found, hardware, database)
-    sizes = list(_sizes(largest))
-    tiles = [_tile(func, found, size, hardware, database) for size in sizes]
-    least = _least(sizes, [tile.option.predicted_us for tile in tiles])
-    kernels = [Sized(s, m, tile.func) for s, m, tile in zip(sizes, least, tiles, strict=True)]
-    reasons = [f"tile of {s}: {r}" for s, t in zip(sizes, tiles, strict=True) for r in t.reasons]
-    chosen = tiles[0].option
+    planned = {size: plan_task(tile, hardware, database) for size, tile in tiles.items()}
+    least = _least(list(tiles), [each.option.predicted_us for each in planned.values()])
+    kernels = [
+        Sized(size, fewest, each.func)
+        for (size, each), fewest in zip(planned.items(), least, strict=True)
+    ]
+    reasons = [f"tile of {size}: {r}" for size, each in planned.items() for r in each.reasons]
+    chosen = planned[max(tiles)].option
     return Planned(task, in_tiles(func, kernels), chosen, [Option("none", None)], reasons)
 
 
-def _tile(
-    func: PrimFunc,
-    found: tuple[Cut, ...],
-    size: int,
-    hardware: HardwareModel,
-    database: Database | None,
-) -> Planned:
-    """The kernel for a tile of so many slices."""
+def parts(task: Task, hardware: HardwareModel) -> list[Task]:
+    """What has plans of its own: the task itself, or its tiles if its extents are not known."""
+    known = not symbols(task.original)
+    return [task] if known else list(_tiles(task.original, hardware, task.name).values())
+
+
+def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[int, Task]:
+    """Tasks by the slices of a tile, from that size down of which larger ones take no less time a
+    slice; none if the function cannot be cut."""
+    found = cuts(func)
+    if found is None:
+        return {}
+    size, tiles = 1, {1: _tile(func, found, 1, name)}
+    best_us = plan_task(tiles[1], hardware).option.predicted_us
+    while size * GROWTH <= LARGEST:
+        size *= GROWTH
+        tiles[size] = _tile(func, found, size, name)
+        us = plan_task(tiles[size], hardware).option.predicted_us
+        if us > GAIN * GROWTH * best_us:
+            del tiles[size]
+            break
+        best_us = us
+    return dict(sorted(tiles.items(), reverse=True))
+
+
+def _tile(func: PrimFunc, found: tuple[Cut, ...], size: int, name: str) -> Task:
+    """What a tile of so many slices computes."""
     sizes = {symbol: 1 for cut in found for symbol in cut.symbols} | found[-1].sizes(size)
     tile = instance(func, sizes)
     assert tile is not None  # what has cuts has instances
-    return plan_task(make_task(tile, "tile"), hardware, database)
-
-
-def _largest(
-    func: PrimFunc, found: tuple[Cut, ...], hardware: HardwareModel, database: Database | None
-) -> int:
-    """The size of tile from which on larger ones take no less time a slice."""
-    size, best_us = 1, _tile(func, found, 1, hardware, database).option.predicted_us
-    while size * GROWTH <= LARGEST:
-        more = _tile(func, found, size * GROWTH, hardware, database)
-        if more.option.predicted_us > GAIN * GROWTH * best_us:
-            break
-        size, best_us = size * GROWTH, more.option.predicted_us
-    return size
-
-
-def _sizes(largest: int) -> Iterator[int]:
-    """The largest tile, smaller ones, and a single slice."""
-    while largest > 1:
-        yield largest
-        largest //= GROWTH
-    yield 1
+    return make_task(tile, name)
 
 
 def _least(sizes: Sequence[int], each_us: Sequence[float]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_ext.assembly import assemble
 from tvm_ext.errors import ModelError
-from tvm_ext.flow import Shapes, hardware_for, log_notes, lower, plan_all
+from tvm_ext.flow import hardware_for, log_notes, lower, plan_all
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
@@ -19,6 +19,8 @@ from tvm_ext.planner import Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.search import Objective, SketchRule
+from tvm_ext.source import Shapes
+from tvm_ext.symbolic import parts
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tuning import Tuner, Watch, unwatched
 from tvm_ext.tvm_api import PrimFunc, Target
@@ -96,7 +98,9 @@ def tune_all(
     database = Database.open(log, create=True)
     tasks: dict[str, tuple[Task, tuple[float, ...]]] = {}
     for place, one in enumerate(lowered):
-        for task in one.distinct.values():
+        for task in (
+            part for whole in one.distinct.values() for part in parts(whole, one.hardware)
+        ):
             known = tasks.get(task.signature, (task, (0.0,) * len(lowered)))
             weights = tuple(w + task.calls * (i == place) for i, w in enumerate(known[1]))
             tasks[task.signature] = (known[0], weights)

@@ -58,7 +58,13 @@ from tvm.script.ir_builder import tirx as Build  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 from tvm.target import Target  # noqa: E402
 from tvm.tirx import PrimFunc  # noqa: E402
-from tvm_ffi import Tensor, WalkResult, structural_map, structural_walk  # noqa: E402
+from tvm_ffi import (  # noqa: E402
+    Tensor,
+    WalkResult,
+    structural_equal,
+    structural_map,
+    structural_walk,
+)
 
 
 def element_bytes(buffer: Any) -> int:
@@ -306,6 +312,7 @@ __all__ = [
     "s_tir",
     "schedule_of",
     "static_extents",
+    "structural_equal",
     "structural_map",
     "structural_walk",
     "substitute",

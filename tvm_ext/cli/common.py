@@ -115,11 +115,11 @@ def duration_s(text: str) -> float:
     return seconds
 
 
-def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
     """The `--shape` arguments by name. Raises ShapeError; CommandError for a name given twice."""
     from tvm_ext.frontend.shapes import parse_shape
 
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int | str, ...]] = {}
     for text in texts:
         name, shape = parse_shape(text)
         if name in shapes:

@@ -14,22 +14,26 @@ Dim = int | str | None
 """A static extent, the name of a symbolic one, or an unnamed symbolic one."""
 
 
-def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The name and shape in `name=1,3,224,224`, as given to `--shape`.
+def parse_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    """The name and shape in `name=1,3,224,224`, as given to `--shape`; a name in place of a number,
+    as in `name=n,3,224,224`, leaves it open.
 
-    Raises ShapeError: no name, no dimensions, or a dimension that is no positive integer.
+    Raises ShapeError: no name, no dimensions, or a dimension that is neither.
     """
     name, equals, numbers = text.rpartition("=")
-    example = "write it as name=1,3,224,224"
+    example = "write it as name=1,3,224,224, or name=n,3,224,224 to leave the first one open"
     if not equals or not name.strip():
         raise ShapeError(f"--shape {text!r} names no input; {example}")
-    shape = []
-    for number in numbers.split(","):
-        if not number.strip().isdecimal() or int(number) < 1:
+    shape: list[int | str] = []
+    for number in map(str.strip, numbers.split(",")):
+        if number.isdecimal() and int(number) > 0:
+            shape.append(int(number))
+        elif number.isidentifier():
+            shape.append(number)
+        else:
             raise ShapeError(
-                f"--shape {text!r}: {number.strip()!r} is no positive integer; {example}"
+                f"--shape {text!r}: {number!r} is neither a positive integer nor a name; {example}"
             )
-        shape.append(int(number))
     return name.strip(), tuple(shape)
 
 

@@ -11,11 +11,16 @@ MANIFEST_VERSION = 1
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
-    """An input or output: its name in the model, numpy dtype and static shape."""
+    """An input or output: its name in the model, numpy dtype and shape, with a name for an extent
+    that every run may choose."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
+
+    def at(self, extent: int) -> tuple[int, ...]:
+        """The shape with a number for what is left open."""
+        return tuple(extent if isinstance(own, str) else own for own in self.shape)
 
 
 class Group(msgspec.Struct, frozen=True):

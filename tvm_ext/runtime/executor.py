@@ -50,6 +50,7 @@ class Compiled:
         self._source = source
         self._parts = parts
         self._names = tuple(info.name for info in manifest.inputs)
+        self._open = any(isinstance(e, str) for info in manifest.inputs for e in info.shape)
         self.manifest = manifest
 
     @property
@@ -90,7 +91,10 @@ class Compiled:
         given |= zip(names, arrays, strict=False)
         if given.keys() != set(names):
             raise InputError(_other_names(given, names))
-        return [_checked(info, given[info.name]) for info in self.inputs]
+        checked = [_checked(info, given[info.name]) for info in self.inputs]
+        if self._open:
+            _check_alike(self.inputs, checked)
+        return checked
 
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
@@ -171,9 +175,31 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
             f"input {info.name!r}: dtype {array.dtype}, the model takes {info.dtype}; "
             f"convert it with .astype({info.dtype!r})"
         )
-    if array.shape != info.shape:
+    if array.shape != info.shape and not _fits(array.shape, info.shape):
         raise InputError(
             f"input {info.name!r}: shape {array.shape}, the model was compiled for {info.shape}; "
             "compile again with other shapes"
         )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
+    """Whether a shape is one of those that a name in the declared one stands for."""
+    return len(shape) == len(declared) and all(
+        own > 0 if isinstance(known, str) else own == known
+        for own, known in zip(shape, declared, strict=True)
+    )
+
+
+def _check_alike(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray]) -> None:
+    """Raises InputError where a name has two values."""
+    values: dict[str, tuple[int, str]] = {}
+    for info, array in zip(infos, arrays, strict=True):
+        for extent, name in zip(array.shape, info.shape, strict=True):
+            if isinstance(name, str):
+                known, where = values.setdefault(name, (extent, info.name))
+                if known != extent:
+                    raise InputError(
+                        f"input {info.name!r}: {name} is {extent}, but {known} in input {where!r}; "
+                        "give both the same"
+                    )

@@ -28,15 +28,15 @@ Mark = tuple[str, bool, float]
 
 
 def random_inputs(infos: Sequence[TensorInfo], seed: int = 0) -> list[np.ndarray]:
-    """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and
-    masks."""
+    """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and masks.
+    What is left open is 1."""
     source = np.random.default_rng(seed)
     drawn = []
     for info in infos:
         if np.issubdtype(np.dtype(info.dtype), np.floating):
-            drawn.append(source.standard_normal(info.shape).astype(info.dtype))
+            drawn.append(source.standard_normal(info.at(1)).astype(info.dtype))
         else:
-            drawn.append(source.integers(0, 2, info.shape).astype(info.dtype))
+            drawn.append(source.integers(0, 2, info.at(1)).astype(info.dtype))
     return drawn
 
 

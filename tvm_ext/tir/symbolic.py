@@ -14,7 +14,7 @@ by side, as the sentences of a batch and their words do, they are counted as one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -33,6 +33,7 @@ from tvm_ext.tvm_api import (
     structural_walk,
     tirx,
     uses,
+    variables,
 )
 from tvm_ext.tvm_steal import STEAL, mark_steal
 
@@ -45,11 +46,12 @@ _ZERO, _ONE = tirx.const(0, INDEX), tirx.const(1, INDEX)
 def symbols(func: PrimFunc) -> tuple[Any, ...]:
     """The variables that the extents of a function's tensors depend on, those of its last tensor
     first, from the outermost axis on; none of a function of static shapes."""
-    found: dict[Any, None] = {}
-    for param in reversed(tensors(func)):
-        for extent in param.shape:
-            structural_walk(extent, (tirx.Var, lambda var: found.setdefault(var)))
-    return tuple(found)
+    return symbols_of(e for param in reversed(tensors(func)) for e in param.shape)
+
+
+def symbols_of(extents: Iterable[Any]) -> tuple[Any, ...]:
+    """The variables in some extents, each once."""
+    return tuple(dict.fromkeys(var for extent in extents for var in variables(extent)))
 
 
 def tensors(func: PrimFunc) -> list[Any]:
@@ -106,7 +108,7 @@ def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
     """What a function can be cut along, outermost first; None if its slices depend on each other,
     or on their places."""
     found = symbols(func)
-    if not found or _depends_on_place(func, found):
+    if not found:
         return None
     each: list[Cut] = []
     for symbol in found:
@@ -115,9 +117,11 @@ def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
             return None
         each.append(Cut((symbol,), dims))
         sizes = dict.fromkeys(found, 2)
-        pair = instance(func, sizes), instance(func, sizes | {symbol: 3})
-        two, three = (read(each) if each else None for each in pair)
-        if two is None or three is None or not is_independent(two, three):
+        two, three = instance(func, sizes), instance(func, sizes | {symbol: 3})
+        if two is None or three is None or not _are_alike(two, three):
+            return None
+        graphs = read(two), read(three)
+        if graphs[0] is None or graphs[1] is None or not is_independent(graphs[0], graphs[1]):
             return None
     merged = [each[0]]
     for cut in each[1:]:
@@ -228,39 +232,55 @@ def _side_by_side(outer: Cut, inner: Cut) -> bool:
     )
 
 
-def _depends_on_place(func: PrimFunc, found: Sequence[Any]) -> bool:
-    """Whether slices of a function differ by more than the elements they read: a value follows from
-    the extent or from the place itself, as in `x[i] + i`, or places are not told from others."""
-    differs: list[bool] = []
-
-    def look(block: Any) -> None:
-        moving = {iv.var for iv in block.iter_vars if not isinstance(iv.dom.extent, tirx.IntImm)}
-        moving |= set(found)
-        axes = {iv.var: place for place, iv in enumerate(block.iter_vars)}
-        bounds = Analyzer()
-        for iv in block.iter_vars:
-            bounds.bind(iv.var, iv.dom)
-
-        def store(node: Any) -> None:
-            differs.append(_uses_outside(node.value, moving))
-            indices = [*node.indices, *(i for load in loads(node.value) for i in load.indices)]
-            differs.extend(
-                affine(index, axes, bounds) is None and _uses_outside(index, moving)
-                for index in indices
-            )
-
-        structural_walk(block.body, (tirx.BufferStore, store))
-
-    structural_walk(func.body, (s_tir.SBlock, look))
-    return any(differs)
+def _are_alike(two: PrimFunc, three: PrimFunc) -> bool:
+    """Whether slices differ by nothing but the elements they read, of a function of two and of
+    three of them: no value follows from their number or from a slice's place, as in `x[i] + i`, and
+    places are told from nothing else."""
+    pairs = list(zip(_blocks(two), _blocks(three), strict=False))
+    return len(_blocks(two)) == len(_blocks(three)) and all(_is_alike(*pair) for pair in pairs)
 
 
-def _uses_outside(expr: Any, variables: set[Any]) -> bool:
-    """Whether an expression uses variables other than to index tensors."""
+def _blocks(func: PrimFunc) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(func.body, (s_tir.SBlock, found.append))
+    return [block for block in found if block.iter_vars]
+
+
+def _is_alike(two: Any, three: Any) -> bool:
+    axes = list(zip(two.iter_vars, three.iter_vars, strict=False))
+    moving = {b.var for a, b in axes if int(a.dom.extent) != int(b.dom.extent)}
+    if not isinstance(three.body, tirx.BufferStore) or not isinstance(two.body, tirx.BufferStore):
+        return False
+    if _numbers(two.body.value) != _numbers(three.body.value):
+        return False
+    places = {iv.var: place for place, iv in enumerate(three.iter_vars)}
+    bounds = Analyzer()
+    for iv in three.iter_vars:
+        bounds.bind(iv.var, iv.dom)
+    value = three.body.value
+    indices = [*three.body.indices, *(i for load in loads(value) for i in load.indices)]
+    return not _uses_outside(value, moving) and not any(
+        affine(index, places, bounds) is None and _uses_outside(index, moving) for index in indices
+    )
+
+
+def _numbers(expr: Any) -> list[float]:
+    """The constants in an expression, but for those that index tensors."""
+    found: list[float] = []
+    kinds = [
+        (TensorLoad, lambda _: WalkResult.SKIP),
+        ((tirx.IntImm, tirx.FloatImm), lambda number: found.append(number.value)),
+    ]
+    structural_walk(expr, kinds, order="pre")
+    return found
+
+
+def _uses_outside(expr: Any, moving: set[Any]) -> bool:
+    """Whether an expression uses some variables other than to index tensors."""
     found: list[Any] = []
     kinds = [
         (TensorLoad, lambda _: WalkResult.SKIP),
-        (tirx.Var, lambda var: found.append(var) if var in variables else None),
+        (tirx.Var, lambda var: found.append(var) if var in moving else None),
     ]
     structural_walk(expr, kinds, order="pre")
     return bool(found)

@@ -1,0 +1,114 @@
+"""Two modules that differ by one extent as one module in which that extent is not known.
+
+    f(x: [499, 28, 28, 64])   and   f(x: [503, 28, 28, 64])   →   f(x: [n, 28, 28, 64])
+
+So a model goes through every pass with static shapes, twice, and what comes out is lifted (the
+least general generalisation of two terms, Plotkin 1970): numbers that are `a * 499 + b` in the one
+and `a * 503 + b` in the other are `a * n + b`, all else must be equal. What was made of the two is
+made of the one again and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any
+
+from tvm_ext.tir.symbolic import instance
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    structural_equal,
+    structural_map,
+    tirx,
+)
+
+EXTENTS = (499, 503)
+"""Primes: what is a multiple of one of them is so because of the extent, or by rare chance, which
+the other tells."""
+
+
+def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
+    """The module of which two are instances, with `EXTENTS` for an extent of that name; None if
+    they differ by more."""
+    first, second = ({str(v.name_hint): f for v, f in mod.functions.items()} for mod in modules)
+    if first.keys() != second.keys():
+        return None
+    symbol = tirx.Var(name, "int64")
+    result: dict[Any, Any] = {}
+    for variable, one in modules[0].functions.items():
+        pair = one, second[str(variable.name_hint)]
+        made = _program(*pair, name) if isinstance(one, PrimFunc) else _unified(*pair, symbol, 1)
+        if made is None:
+            return None
+        result[variable] = made
+    lifted = IRModule(result)
+    return lifted.with_attrs(modules[0].attrs) if modules[0].attrs else lifted
+
+
+def at_extent(func: PrimFunc, was: int, extent: int) -> PrimFunc:
+    """A function of static shapes made with `was` for an extent, with another."""
+
+    def valued(number: Any) -> Any:
+        value = int(number)
+        grows = value and value % was == 0
+        return tirx.const(value // was * extent, str(number.ty.dtype)) if grows else number
+
+    return structural_map(func, [(tirx.IntImm, valued)], order="post")
+
+
+def _program(one: PrimFunc, other: PrimFunc, name: str) -> PrimFunc | None:
+    """A kernel; its symbol counts in the largest steps by which its extents grow, so that the
+    extent of some tensor tells it."""
+    steps = [abs(b - a) // _APART for a, b in zip(_numbers(one), _numbers(other), strict=False)]
+    size = gcd(*steps)
+    if not size:
+        return one if structural_equal(one, other) else None
+    symbol = tirx.Var(name, "int64")
+    made = _unified(one, other, symbol, size)
+    if made is None:
+        return None
+    for func, extent in zip((one, other), EXTENTS, strict=True):
+        again = instance(made, {symbol: extent * size})
+        if again is None or not structural_equal(again, func):
+            return None
+    return made
+
+
+def _unified(one: Any, other: Any, symbol: Any, size: int) -> Any:
+    """A function with `a // size * symbol + b` for numbers that are `a * extent + b`; None if they
+    are not, or there are more in one than in the other."""
+    pairs = list(zip(_numbers(one), _numbers(other), strict=False))
+    if len(_numbers(one)) != len(_numbers(other)):
+        return None
+    if any((b - a) % _APART or b < a for a, b in pairs):
+        return None
+    place = iter(pairs)
+
+    def lifted(number: Any) -> Any:
+        a, b = next(place)
+        if a == b:
+            return number
+        step = (b - a) // _APART
+        offset = a - step * EXTENTS[0]
+        dtype = str(number.ty.dtype)
+        own = symbol if dtype == str(symbol.ty.dtype) else symbol.astype(dtype)
+        grown = own if step == size else own * tirx.const(step // size, dtype)
+        return grown + tirx.const(offset, dtype) if offset else grown
+
+    return structural_map(one, [(tirx.IntImm, lifted)], order="post")
+
+
+def _numbers(func: Any) -> list[int]:
+    """The numbers of a function in the order in which a map comes to them; a walk has another."""
+    found: list[int] = []
+
+    def note(number: Any) -> Any:
+        found.append(int(number))
+        return number
+
+    structural_map(func, [(tirx.IntImm, note)], order="post")
+    return found
+
+
+_APART = EXTENTS[1] - EXTENTS[0]

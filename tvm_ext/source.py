@@ -1,0 +1,131 @@
+"""What is compiled: an ONNX model or a Relax module, as a module of static shapes.
+
+An extent may be left open, by a name in place of its number in `shapes`, or as a symbol in a Relax
+module: it is read once for each number that is put there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm_ext.errors import ModelError, ShapeError
+from tvm_ext.records.manifest import TensorInfo
+from tvm_ext.tir.symbolic import symbols_of
+from tvm_ext.tvm_api import IRModule, relax, static_extents
+
+Shapes = Mapping[str, Sequence[int | str]]
+"""By the name of an input, or of a symbolic dimension; a text is the name of an open extent."""
+Infos = tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, read."""
+
+    mod: IRModule
+    name: str
+    inputs: Infos
+    outputs: Infos
+    notes: tuple[str, ...] = ()
+
+
+def open_extent(model: Any, shapes: Shapes | None) -> str:
+    """The name of what is left open; empty if nothing is. Raises ShapeError if several are."""
+    names = {
+        extent for shape in (shapes or {}).values() for extent in shape if isinstance(extent, str)
+    }
+    if isinstance(model, IRModule) and "main" in _functions(model):
+        names = {str(symbol.name) for symbol in _symbols(model)}
+    if len(names) > 1:
+        listed = ", ".join(sorted(map(str, names)))
+        raise ShapeError(f"shapes: {listed} are left open, one can be; give numbers for the others")
+    return str(names.pop()) if names else ""
+
+
+def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
+    """Reads a model, with a number for what is left open. Raises ModelError, ShapeError."""
+    if isinstance(model, IRModule):
+        if extent:
+            bound = dict.fromkeys(_symbols(model), extent)
+            model = relax.transform.BindSymbolicVars(bound)(model)
+        inputs, outputs = _signature_of(model)
+        return Source(model, "module", inputs, outputs)
+    from tvm_ext.frontend.from_onnx import import_onnx
+
+    numbers = {
+        name: tuple(extent if isinstance(own, str) else own for own in shape)
+        for name, shape in (shapes or {}).items()
+    }
+    imported = import_onnx(model, numbers)
+    name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
+    inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
+    outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
+    return Source(imported.mod, name, inputs, outputs, imported.notes)
+
+
+def left_open(sources: Sequence[Source], extents: Sequence[int], name: str) -> Source:
+    """What two sources that were read with those extents have in common; their module is the
+    first one's."""
+    first, second = sources
+
+    def merged(one: TensorInfo, other: TensorInfo) -> TensorInfo:
+        pairs = zip(one.shape, other.shape, strict=True)
+        return TensorInfo(
+            one.name, one.dtype, tuple(_extent(*pair, extents, name) for pair in pairs)
+        )
+
+    return replace(
+        first,
+        inputs=tuple(map(merged, first.inputs, second.inputs)),
+        outputs=tuple(map(merged, first.outputs, second.outputs)),
+    )
+
+
+def _extent(one: Any, other: Any, extents: Sequence[int], name: str) -> int | str:
+    """An extent as a number, the name, or what is worked out of it, as a text."""
+    if one == other:
+        return int(one)
+    step, left = divmod(other - one, extents[1] - extents[0])
+    offset = one - step * extents[0]
+    if left:
+        return "?"
+    scaled = name if step == 1 else f"{step}*{name}"
+    return f"{scaled}{offset:+d}" if offset else scaled
+
+
+def _functions(mod: IRModule) -> list[str]:
+    return [str(variable.name_hint) for variable in mod.get_global_vars()]
+
+
+def _symbols(mod: IRModule) -> tuple[Any, ...]:
+    """The variables in the shapes of a Relax module's inputs."""
+    return symbols_of(
+        extent
+        for parameter in mod["main"].params
+        for extent in getattr(getattr(parameter.ty, "shape", None), "values", ())
+    )
+
+
+def _signature_of(mod: IRModule) -> tuple[Infos, Infos]:
+    """Inputs and outputs of a Relax module's `main`. Raises ModelError without static shapes."""
+    if "main" not in _functions(mod):
+        raise ModelError("module: has no function main; name the entry function main")
+    main = mod["main"]
+
+    def info(name: str, ty: Any) -> TensorInfo:
+        extents = static_extents(ty)
+        if extents is None:
+            raise ModelError(
+                f"module: {name} has no static shape; bind it with relax.transform.BindSymbolicVars"
+            )
+        return TensorInfo(name, str(ty.dtype.dtype), extents)
+
+    inputs = tuple(info(parameter.name, parameter.ty) for parameter in main.params)
+    returned = main.ret_ty
+    fields = list(returned.fields) if hasattr(returned, "fields") else [returned]
+    outputs = tuple(info(f"output{place}", ty) for place, ty in enumerate(fields))
+    return inputs, outputs

@@ -8,6 +8,9 @@ TVM's planner takes tensors in the order of calls, and blocks of about their siz
 come first, each into the smallest block that is free all its life: Pisarchyk and Lee, "Efficient
 memory management for deep neural net inference" (2020), greedy by size. A tensor begins where its
 block does: kernels refuse tensors with an offset.
+
+Where extents are not known sizes are for 1 in their place, and blocks so many times as large as
+they turn out to be together: a tensor that grows with less of them has room to spare.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from tvm_ext.graph.memory_order import ALLOC, VIEWS, type_bytes
-from tvm_ext.tvm_api import IRModule, ir, op_name, relax, tvm
+from tvm_ext.graph.memory_order import ALLOC, VIEWS
+from tvm_ext.tir.read import linear
+from tvm_ext.tir.symbolic import symbols_of
+from tvm_ext.tvm_api import IRModule, element_bytes, ir, op_name, relax, tirx, tvm
 
 ALIGNED = 64
 """Sizes are whole cache lines."""
@@ -54,8 +60,9 @@ def _is_free(tenants: Sequence[tuple[int, int]], first: int, last: int) -> bool:
 @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
 @dataclass(frozen=True)
 class PlanMemory:
-    """Plans functions that run straight through; tensors of unknown shape, and those that leave the
-    function or are given to anything but kernels, keep memory of their own."""
+    """Plans functions that run straight through; tensors that grow faster than what is not known,
+    and those that leave the function or are given to anything but kernels, keep memory of their
+    own."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module, after CallTIRRewrite, with tensors that share storage."""
@@ -63,13 +70,15 @@ class PlanMemory:
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function) and (lives := lifetimes(function)):
                 blocks, sizes = share(list(lives.values()))
-                planner.begin(dict(zip(lives, blocks, strict=True)), sizes)
+                known = dict(zip(lives, blocks, strict=True))
+                planner.begin(known, sizes, input_symbols(function))
                 planner.builder_.update_func(variable, planner.visit_expr(function))
         return planner.builder_.get()
 
 
 def lifetimes(function: Any) -> dict[Any, Life]:
     """Bytes, binding that makes it and last binding that uses it, of each tensor to be placed."""
+    symbols = input_symbols(function)
     blocks = getattr(function.body, "blocks", ())
     bindings = [binding for block in blocks for binding in block.bindings]
     made: dict[Any, int] = {}
@@ -91,7 +100,7 @@ def lifetimes(function: Any) -> dict[Any, Life]:
         name = op_name(value)
         used = frozenset[Any]().union(*map(behind, getattr(value, "args", ())), behind(value))
         last.update(dict.fromkeys(used, moment))
-        if name == ALLOC and type_bytes(binding.var.ty):
+        if name == ALLOC and unit_bytes(binding.var.ty, symbols):
             made[binding.var] = last[binding.var] = moment
             owners[binding.var] = frozenset({binding.var})
         elif not isinstance(value, relax.Call) or name in VIEWS:
@@ -100,17 +109,47 @@ def lifetimes(function: Any) -> dict[Any, Life]:
             leaving |= used
     leaving |= behind(function.body.body)
     return {
-        var: (type_bytes(var.ty), moment, last[var])
+        var: (unit_bytes(var.ty, symbols), moment, last[var])
         for var, moment in made.items()
         if var not in leaving
     }
 
 
+def input_symbols(function: Any) -> tuple[Any, ...]:
+    """The extents of a function's inputs that are not known."""
+    return symbols_of(e for param in function.params for e in extents_of(param.ty))
+
+
+def extents_of(ty: Any) -> tuple[Any, ...]:
+    """The extents of a tensor's type, worked out or not; none of any other type."""
+    return tuple(getattr(getattr(ty, "shape", None), "values", ()))
+
+
+def unit_bytes(ty: Any, symbols: Sequence[Any]) -> int:
+    """Bytes of a tensor with 1 for each of the symbols; 0 where it grows faster than with each of
+    them once, or its shape is not known."""
+    grows = [extent for extent in extents_of(ty) if not isinstance(extent, tirx.IntImm)]
+    places = {symbol: place for place, symbol in enumerate(symbols)}
+    forms = [linear(extent, places) for extent in grows]
+    used: list[int] = []
+    size = 1
+    for form in forms:
+        if form is None or form[1] or sum(step > 0 for step in form[0]) != 1:
+            return 0
+        used += [place for place, step in enumerate(form[0]) if step]
+        size *= max(form[0])
+    known = [int(extent) for extent in extents_of(ty) if isinstance(extent, tirx.IntImm)]
+    if len(set(used)) < len(used) or not hasattr(ty, "shape"):
+        return 0
+    return prod(known) * size * element_bytes(ty.dtype)
+
+
 @relax.expr_functor.mutator
 class _Planner(relax.PyExprMutator):
-    def begin(self, blocks: dict[Any, int], sizes: Sequence[int]) -> None:
+    def begin(self, blocks: dict[Any, int], sizes: Sequence[int], symbols: Sequence[Any]) -> None:
         """The blocks of the next function, and which one each of its tensors lies in."""
         self._blocks, self._sizes = blocks, sizes
+        self._times = prod(symbols, start=tirx.const(1, "int64"))
         self._storages: dict[int, Any] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
@@ -119,7 +158,7 @@ class _Planner(relax.PyExprMutator):
             super().visit_var_binding_(binding)
             return
         if block not in self._storages:
-            size = relax.ShapeExpr([self._sizes[block]])
+            size = relax.ShapeExpr([self._sizes[block] * self._times])
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
             self._storages[block] = self.builder_.emit(storage, "storage")
         shape, dtype, *_ = binding.value.args

@@ -10,14 +10,18 @@ made of the one again and compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
 from tvm_ext.tir.symbolic import instance
 from tvm_ext.tvm_api import (
+    Call,
     IRModule,
     PrimFunc,
+    ir,
+    op_name,
+    relax,
     structural_equal,
     structural_map,
     tirx,
@@ -35,15 +39,45 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
     if first.keys() != second.keys():
         return None
     symbol = tirx.Var(name, "int64")
-    result: dict[Any, Any] = {}
+    taken = _operands(modules[0])
+    builder = relax.BlockBuilder()  # whose variables know the new types
+    kernels: dict[str, Any] = {}
+    untold: dict[str, int] = {}
+    for own, one in first.items():
+        if isinstance(one, PrimFunc):
+            found = _program(one, second[own], name, taken.get(own))
+            if found is None:
+                return None
+            kernels[own] = builder.add_func(found[0], own)
+            untold[own] = found[1]
+    result = builder.get()
     for variable, one in modules[0].functions.items():
-        pair = one, second[str(variable.name_hint)]
-        made = _program(*pair, name) if isinstance(one, PrimFunc) else _unified(*pair, symbol, 1)
-        if made is None:
-            return None
-        result[variable] = made
-    lifted = IRModule(result)
-    return lifted.with_attrs(modules[0].attrs) if modules[0].attrs else lifted
+        if not isinstance(one, PrimFunc):
+            made = _unified(one, second[str(variable.name_hint)], symbol, 1)
+            if made is None:
+                return None
+            result[str(variable.name_hint)] = _calling(made, kernels, untold, symbol)
+    return result.with_attrs(modules[0].attrs) if modules[0].attrs else result
+
+
+def _calling(
+    function: Any, kernels: Mapping[str, Any], untold: Mapping[str, int], symbol: Any
+) -> Any:
+    """A function that calls kernels by their new variables, and tells some the extent, in steps
+    of theirs."""
+
+    def renamed(variable: Any) -> Any:
+        return kernels.get(str(variable.name_hint), variable)
+
+    def telling(call: Any) -> Any:
+        if op_name(call) != "relax.call_tir" or not untold.get(str(call.args[0].name_hint)):
+            return call
+        kernel, operands = call.args
+        extent = symbol * tirx.const(untold[str(kernel.name_hint)], "int64")
+        told = relax.Tuple([*operands.fields, extent])
+        return relax.Call(call.op, [kernel, told], call.attrs, call.ty_args)
+
+    return structural_map(function, [(ir.GlobalVar, renamed), (Call, telling)], order="post")
 
 
 def at_extent(func: PrimFunc, was: int, extent: int) -> PrimFunc:
@@ -57,22 +91,45 @@ def at_extent(func: PrimFunc, was: int, extent: int) -> PrimFunc:
     return structural_map(func, [(tirx.IntImm, valued)], order="post")
 
 
-def _program(one: PrimFunc, other: PrimFunc, name: str) -> PrimFunc | None:
-    """A kernel; its symbol counts in the largest steps by which its extents grow, so that the
-    extent of some tensor tells it."""
+def _operands(mod: IRModule) -> dict[str, int]:
+    """How many operands the calls of each kernel have that is called by `call_tir`."""
+    found: dict[str, int] = {}
+
+    def look(node: Any) -> None:
+        if op_name(node) == "relax.call_tir":
+            found[str(node.args[0].name_hint)] = len(node.args[1].fields)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, look)
+    return found
+
+
+def _program(
+    one: PrimFunc, other: PrimFunc, name: str, operands: int | None
+) -> tuple[PrimFunc, int] | None:
+    """A kernel, and the steps of the extent that its symbol counts if that is a parameter of its
+    own, after its operands; 0 if the extents of its tensors tell it. The steps are the largest by
+    which they grow, so that most do."""
     steps = [abs(b - a) // _APART for a, b in zip(_numbers(one), _numbers(other), strict=False)]
     size = gcd(*steps)
     if not size:
-        return one if structural_equal(one, other) else None
+        return (one, 0) if structural_equal(one, other) else None
     symbol = tirx.Var(name, "int64")
     made = _unified(one, other, symbol, size)
     if made is None:
         return None
+    told = instance(made, {symbol: 1}) is not None
+    if not told and operands is None:
+        return None
+    if not told:
+        params = [*made.params[:operands], symbol, *made.params[operands:]]
+        made = PrimFunc(params, made.body, attrs=made.attrs)
     for func, extent in zip((one, other), EXTENTS, strict=True):
         again = instance(made, {symbol: extent * size})
         if again is None or not structural_equal(again, func):
             return None
-    return made
+    return made, 0 if told else size
 
 
 def _unified(one: Any, other: Any, symbol: Any, size: int) -> Any:

@@ -31,7 +31,7 @@ from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.normalise import Normalise
-from tvm_ext.graph.plan_memory import PlanMemory
+from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.region import Explain
 from tvm_ext.graph.share import Share
@@ -258,13 +258,28 @@ def pipeline(log: str | None = None) -> Any:
     tir_pipeline="tvm_ext")`.
 
     The machine follows from the target. Without the TIR pipeline tails carry predicates and
-    register tiles lie on the heap: slower but as right.
+    register tiles lie on the heap: slower but as right. A module with one extent that is not known
+    is `lifted` where it can be.
     """
+
+    def applied(mod: IRModule, passes: list[Any]) -> IRModule:
+        return tvm.transform.Sequential(passes)(mod)
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def run(mod: IRModule, _: Any) -> IRModule:
         hardware = resolve(Target.current(allow_none=False))
-        passes = [*graph_passes(hardware), Plan(hardware, log), *lowering_passes()]
-        return tvm.transform.Sequential(passes)(mod)
+        made = None
+        functions = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
+        symbols = {symbol for function in functions for symbol in input_symbols(function)}
+        if len(functions) == len(symbols) == 1:
+            (symbol,) = symbols
+
+            def at(extent: int) -> IRModule:
+                return relax.transform.BindSymbolicVars({symbol: extent})(mod)
+
+            made = lifted(at, str(symbol.name), applied, hardware)
+        if made is None:
+            made = applied(mod, graph_passes(hardware))
+        return applied(made, [Plan(hardware, log), *lowering_passes()])
 
     return run

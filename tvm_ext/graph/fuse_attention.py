@@ -94,7 +94,8 @@ class _Fuser(relax.PyExprMutator):
     def _attention(self, probabilities: Any, values: Any) -> Any:
         """The product with the values, with all before it, as one operator; None for another."""
         softmax, guarded = self._probabilities(probabilities)
-        scores = self._reader.scores(softmax) if op_name(softmax) == "relax.nn.softmax" else None
+        known = op_name(softmax) == "relax.nn.softmax" and softmax.ty.shape is not None
+        scores = self._reader.scores(softmax) if known else None
         if scores is None or not self._is_worth(scores.q, scores.kt, values):
             return None
         rows = tuple(range(len(values.ty.shape)))

@@ -35,9 +35,8 @@ class Source:
 
 def open_extent(model: Any, shapes: Shapes | None) -> str:
     """The name of what is left open; empty if nothing is. Raises ShapeError if several are."""
-    names = {
-        extent for shape in (shapes or {}).values() for extent in shape if isinstance(extent, str)
-    }
+    given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
+    names = {extent for shape in given for extent in shape if isinstance(extent, str)}
     if isinstance(model, IRModule) and "main" in _functions(model):
         names = {str(symbol.name) for symbol in _symbols(model)}
     if len(names) > 1:
@@ -56,11 +55,7 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
         return Source(model, "module", inputs, outputs)
     from tvm_ext.frontend.from_onnx import import_onnx
 
-    numbers = {
-        name: tuple(extent if isinstance(own, str) else own for own in shape)
-        for name, shape in (shapes or {}).items()
-    }
-    imported = import_onnx(model, numbers)
+    imported = import_onnx(model, shapes, extent)
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)

@@ -7,7 +7,7 @@ as NaN, so an element that no iteration writes shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,19 @@ from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, choose_lines, compare
-from tvm_ext.tir.read import loads
+from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
+from tvm_ext.tir.symbolic import instance, symbols
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
 
 POINT_BUDGET = 1_000_000
 """Multiply-adds spent on the reference of one kernel."""
 MIN_POINTS, MAX_POINTS = 64, 2048
 POINTS_PER_LINE = 4
+CHECKED = (1, 5, 67)
+"""What extents that are not known are taken for: tiles of every size have a part in it."""
+CHECKED_BYTES = 2**26
+"""What a kernel may read and write for that."""
 
 
 def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
@@ -84,14 +89,45 @@ def tile_of_output(planned: Planned, shape: tuple[int, ...]) -> tuple[int, ...] 
 
 
 def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
-    """Runs the kernel once and compares it. Returns what is wrong, or an empty text.
+    """Runs the kernel once, or for several extents where one is not known, and compares it. Returns
+    what is wrong, or an empty text.
 
     A function with no reference (opaque blocks, which we leave as TVM wrote them) passes.
     """
-    reference = planned.task.reference
-    if reference is None:
-        return ""
-    arguments = arguments_of(planned.task.func, len(reference.outputs))
+    task = planned.task
+    if not symbols(task.original):
+        reference = task.reference
+        return _check(planned, kernel, task.func, reference, seed) if reference else ""
+    for extent, func in instances(task):
+        reference = Reference.of(func)
+        told = [extent] * (len(task.original.params) - len(func.params))
+        outputs = len(reference.outputs) if reference else 0
+
+        def run(*tensors: Any, told: list[int] = told, outputs: int = outputs) -> None:
+            first = len(tensors) - outputs
+            kernel(*tensors[:first], *told, *tensors[first:])
+
+        if reference and (wrong := _check(planned, run, func, reference, seed)):
+            return f"{wrong}; {extent} slices"
+    return ""
+
+
+def instances(task: Task) -> Iterator[tuple[int, PrimFunc]]:
+    """A function whose extents are not known, with numbers for them: few, and then as many as are
+    no larger than a check should be."""
+    found = symbols(task.original)
+    for extent in CHECKED:
+        func = instance(task.original, dict.fromkeys(found, extent))
+        graph = read(func) if func else None
+        if func is None or (extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES)):
+            return
+        yield extent, func
+
+
+def _check(
+    planned: Planned, kernel: Callable[..., Any], func: PrimFunc, reference: Reference, seed: int
+) -> str:
+    arguments = arguments_of(func, len(reference.outputs))
     slices = planned.task.slices
     inputs = make_inputs(arguments, seed)
     given = [spread(x, slices[i]) if i in slices else x for i, x in enumerate(inputs)]
@@ -130,4 +166,7 @@ def blank(shape: tuple[int, ...], dtype: str) -> Any:
 
 def has_reference(task: Task) -> bool:
     """Whether the task has a reference to be checked against."""
-    return task.reference is not None
+    if not symbols(task.original):
+        return task.reference is not None
+    first = next(instances(task), None)
+    return first is not None and Reference.of(first[1]) is not None

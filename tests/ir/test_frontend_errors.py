@@ -317,10 +317,10 @@ def test_shapes_that_do_not_fit(shapes: Mapping[str, tuple[int, ...]], parts: li
     [
         ("1,3,224,224", "names no input"),
         ("=1,3", "names no input"),
-        ("x=", "'' is no positive integer"),
-        ("x=1,three", "'three' is no positive integer"),
-        ("x=1,-1", "'-1' is no positive integer"),
-        ("x=1,0", "'0' is no positive integer"),
+        ("x=", "'' is neither a positive integer nor a name"),
+        ("x=1,2.5", "'2.5' is neither"),
+        ("x=1,-1", "'-1' is neither"),
+        ("x=1,0", "'0' is neither"),
     ],
 )
 def test_shape_text_that_cannot_be_read(text: str, part: str) -> None:
@@ -332,3 +332,18 @@ def test_shape_text_that_cannot_be_read(text: str, part: str) -> None:
 def test_shape_text() -> None:
     assert parse_shape("x=1,3,224,224") == ("x", (1, 3, 224, 224))
     assert parse_shape(" gpu_0/data=v1=2, 3 ") == ("gpu_0/data=v1", (2, 3))
+    assert parse_shape("x=n, 3,224,224") == ("x", ("n", 3, 224, 224))
+
+
+def test_a_name_stands_for_an_extent() -> None:
+    model = make_model(
+        [helper.make_node("Add", ["image", "mask"], ["y"])],
+        [value("image", "n", 3, 8), value("mask", "n", 1, 8)],
+        ["y"],
+    )
+    given = {"image": ("k", 3, 8)}
+    assert resolve_shapes(model, given, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
+    assert resolve_shapes(model, {"n": ("k",)}, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": ("k", "k", 8)}, 7)
+    assert_one_line(caught.value, "'image'", "'k' open at position 1", "fixes it to 3")

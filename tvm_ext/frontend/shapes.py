@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from operator import index
+from typing import Any
 
 import onnx
 
@@ -44,13 +45,14 @@ def runtime_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def resolve_shapes(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = None
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]] | None = None, extent: int = 1
 ) -> dict[str, tuple[int, ...]]:
     """A static shape for every input of `model`.
 
     shapes  by input name, or by the name of a symbolic dimension with its one value:
             `{"x": (1, 3, 224, 224)}` or `{"batch": (1,)}`. A symbol bound in one input holds in
             all the others.
+    extent  what a name in place of a number stands for
 
     Raises ShapeError: an unknown name, a wrong rank, a value that is not positive or contradicts
     a static dimension or the same symbol elsewhere, or symbolic dimensions left without a value.
@@ -60,7 +62,7 @@ def resolve_shapes(
     given: dict[str, tuple[int, ...]] = {}
     known = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
     for name, shape in (shapes or {}).items():
-        checked = _positive(name, shape)
+        checked = _positive(name, _with_number(name, shape, declared.get(name), extent))
         if name in declared:
             given[name] = checked
         elif name in known and len(checked) == 1:
@@ -112,6 +114,22 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
         dim.dim_value if dim.dim_value > 0 else dim.dim_param or None
         for dim in tensor_type.shape.dim
     )
+
+
+def _with_number(
+    name: str, shape: Sequence[int | str], dims: tuple[Dim, ...] | None, extent: int
+) -> Any:
+    """The shape with `extent` for names. Raises ShapeError where one stands for what the model
+    fixes."""
+    if isinstance(shape, str):
+        return shape  # no shape at all, and a number is not what is missing
+    for position, (own, dim) in enumerate(zip(shape, dims or (), strict=False)):
+        if isinstance(own, str) and isinstance(dim, int):
+            raise ShapeError(
+                f"shape of input {name!r} leaves {own!r} open at position {position}, but the "
+                f"model fixes it to {dim}: {_show(dims)}; give {dim} there"
+            )
+    return [extent if isinstance(own, str) else own for own in shape]
 
 
 def _positive(name: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -185,7 +203,10 @@ def _missing(
 ) -> str:
     listed = ", ".join(f"{name!r} {_show(dims)}" for name, dims in declared.items())
     give = " ".join(f"--shape {name}={_example(dims, symbols)}" for name, dims in declared.items())
-    return f"symbolic dimensions need a value in input {listed}; give {give}, or your own sizes"
+    return (
+        f"symbolic dimensions need a value in input {listed}; give {give}, or your own sizes, or a "
+        "name in place of one to leave it open"
+    )
 
 
 def _example(dims: tuple[Dim, ...] | None, symbols: Mapping[str, tuple[int, str]]) -> str:

@@ -1,0 +1,180 @@
+"""Models with an extent that every run chooses: batches of any size from one artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import make_model, value
+from tiny import tiny_model
+
+import tvm_ext
+from tvm_ext.check import check_model
+from tvm_ext.errors import InputError, ShapeError
+from tvm_ext.tvm_api import relax, tirx
+
+rng = np.random.default_rng(0)
+BATCHES = [1, 2, 5, 9]
+
+
+def open_model() -> onnx.ModelProto:
+    model = tiny_model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    for output in model.graph.output:
+        output.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+def weights(*shape: int) -> np.ndarray:
+    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+
+def attention_model() -> onnx.ModelProto:
+    """Two heads of eight over twelve words, of sentences with masks."""
+    heads = np.array([0, 12, 2, 8])
+    nodes = [
+        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
+        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
+        *(
+            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
+            for name in "qv"
+        ),
+        helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        helper.make_node("Add", ["scores", "mask"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "vh"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["back", "flat"], ["joined"]),
+        helper.make_node("Add", ["joined", "x"], ["y"]),
+    ]
+    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
+    constants |= {"heads": heads, "flat": np.array([0, 12, 16])}
+    inputs = [value("x", "n", 12, 16), value("mask", "n", 1, 1, 12)]
+    return make_model(nodes, inputs, ["y"], constants)
+
+
+def test_a_convolutional_network_takes_any_batch(tmp_path: Path) -> None:
+    """What a run gives for an image does not depend on the others."""
+    model = open_model()
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 3, 18, 17)})
+    assert anywhere.inputs[0].shape == ("n", 3, 18, 17)
+    assert [info.shape for info in anywhere.outputs] == [("n", 10), ("n", 24)]
+    assert all(group.verified for group in anywhere.manifest.groups)
+    assert {group.source for group in anywhere.manifest.groups} == {"picker"}
+    one = tvm_ext.compile(model, shapes={"x": (1, 3, 18, 17)})
+    loaded = tvm_ext.load(anywhere.save(tmp_path / "model.so"))
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 3, 18, 17)).astype(np.float32)
+        wanted = [
+            np.concatenate(parts)
+            for parts in zip(*(one(x[i : i + 1]) for i in range(batch)), strict=True)
+        ]
+        for compiled in (anywhere, loaded):
+            for result, expected in zip(compiled(x), wanted, strict=True):
+                np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sentences_with_masks() -> None:
+    model = attention_model()
+    anywhere = tvm_ext.compile(model, shapes={"n": ("sentences",)})
+    assert [info.shape[0] for info in anywhere.inputs] == ["sentences"] * 2
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 12, 16)).astype(np.float32)
+        mask = np.where(rng.random((batch, 1, 1, 12)) < 0.3, -1e9, 0).astype(np.float32)
+        given = {"x": x, "mask": mask}
+        shapes = {name: array.shape for name, array in given.items()}
+        wanted = tvm_ext.compile(model, shapes=shapes)(given)
+        np.testing.assert_allclose(anywhere(given)[0], wanted[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="sentences is 3, but 2 in input 'x'"):
+        anywhere({"x": x[:2], "mask": np.zeros((3, 1, 1, 12), np.float32)})
+    with pytest.raises(InputError, match="shape"):
+        anywhere({"x": x[:2, :11], "mask": mask[:2]})
+
+
+def test_a_loop_over_time() -> None:
+    """The batch is no outermost axis of the states of an LSTM."""
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8)
+    constants = {"w": weights(1, 32, 5), "r": weights(1, 32, 8)}
+    model = make_model([node], [value("x", 6, "n", 5)], ["y"], constants)
+    anywhere = tvm_ext.compile(model, shapes={"x": (6, "n", 5)})
+    assert anywhere.outputs[0].shape == (6, 1, "n", 8)
+    for batch in BATCHES:
+        x = rng.standard_normal((6, batch, 5)).astype(np.float32)
+        (wanted,) = tvm_ext.compile(model, shapes={"x": x.shape})(x)
+        np.testing.assert_allclose(anywhere(x)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_whole_model_is_compared() -> None:
+    pytest.importorskip("onnxruntime")
+    model = open_model()
+    found = check_model(tvm_ext.compile(model, shapes={"x": ("n", 3, 18, 17)}), model)
+    assert found is not None
+    assert found.error < 1e-4
+
+
+def test_what_depends_on_the_batch() -> None:
+    mean = helper.make_node("ReduceMean", ["x"], ["y"], axes=[0], keepdims=0)
+    model = make_model([mean], [value("x", "n", 6)], ["y"])
+    with pytest.raises(ShapeError, match="n cannot be left open in model"):
+        tvm_ext.compile(model, shapes={"x": ("n", 6)})
+
+
+def test_a_sum_over_the_batch_is_right_if_slow() -> None:
+    total = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    model = make_model([total], [value("x", "n", 6)], ["y"], {"axes": np.array([0])})
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 6)})
+    assert anywhere.manifest.groups[0].source == "none"
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 6)).astype(np.float32)
+        np.testing.assert_allclose(anywhere(x)[0], x.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_one_extent_is_left_open_at_a_time() -> None:
+    with pytest.raises(ShapeError, match="h, n are left open, one can be"):
+        tvm_ext.compile(open_model(), shapes={"x": ("n", 3, "h", 17)})
+    with pytest.raises(ShapeError, match="fixes it to 1"):
+        tvm_ext.compile(tiny_model(), shapes={"x": ("n", 3, 18, 17)})
+
+
+def test_a_relax_module_says_itself_what_is_open() -> None:
+    n = tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, 24), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.softmax(x, -1))
+        builder.emit_func_output(result)
+    anywhere = tvm_ext.compile(builder.finalize())
+    assert anywhere.inputs[0].shape == ("n", 24)
+    for batch in BATCHES:
+        given = rng.standard_normal((batch, 24)).astype(np.float32)
+        (result,) = anywhere(given)
+        np.testing.assert_allclose(result.sum(-1), 1, rtol=1e-5)
+
+
+def test_tiles_are_tuned(tmp_path: Path) -> None:
+    """A log of tiles is found again when the model is compiled."""
+    node = helper.make_node("Gemm", ["x", "w"], ["y"])
+    model = make_model([node], [value("x", "n", 32)], ["y"], {"w": weights(32, 48)})
+    shapes: Any = {"x": ("n", 32)}
+    tvm_ext.tune(model, shapes=shapes, trials=6, log=tmp_path / "log.jsonl")
+    replayed = tvm_ext.replay(model, tmp_path / "log.jsonl", shapes=shapes)
+    assert replayed.manifest.groups[0].source == "log"
+    x = rng.standard_normal((7, 32)).astype(np.float32)
+    assert replayed(x)[0].shape == (7, 48)
+
+
+def test_integers_stay_integers() -> None:
+    gather = helper.make_node("Gather", ["table", "ids"], ["y"])
+    inputs = [value("ids", "n", 4, dtype=TensorProto.INT64)]
+    table = weights(20, 8)
+    model = make_model([gather], inputs, ["y"], {"table": table})
+    anywhere = tvm_ext.compile(model, shapes={"ids": ("n", 4)})
+    for batch in BATCHES:
+        ids = rng.integers(0, 20, (batch, 4))
+        np.testing.assert_array_equal(anywhere(ids)[0], table[ids])

@@ -1,0 +1,105 @@
+"""Two modules that differ by one extent, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.graph.unify import EXTENTS, at_extent, unify
+from tvm_ext.tir.symbolic import instance, symbols
+from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, structural_equal, te, topi
+
+Build = Callable[[Any, Any], Any]
+"""From a builder and an input to a result."""
+WEIGHT = constant(np.ones((6, 10), "float32"))
+
+
+def module(extent: int, build: Build, *rest: int) -> IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((extent, *rest), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, x))
+        builder.emit_func_output(result)
+    return relax.transform.LegalizeOps()(builder.finalize())
+
+
+def unified(build: Build, *rest: int) -> IRModule | None:
+    return unify([module(extent, build, *rest) for extent in EXTENTS], "n")
+
+
+def kernels(mod: IRModule) -> list[PrimFunc]:
+    return [func for func in mod.functions.values() if isinstance(func, PrimFunc)]
+
+
+def test_shapes_and_loops_grow_with_it() -> None:
+    made = unified(lambda builder, x: relax.op.matmul(x, WEIGHT), 6)
+    assert made is not None
+    main = made["main"]
+    rows, columns = main.ret_ty.shape
+    assert rows.same_as(main.params[0].ty.shape[0])
+    assert int(columns) == 10
+    (kernel,) = kernels(made)
+    for extent in EXTENTS:
+        again = instance(kernel, dict.fromkeys(symbols(kernel), extent))
+        (wanted,) = kernels(module(extent, lambda builder, x: relax.op.matmul(x, WEIGHT), 6))
+        assert structural_equal(again, wanted)
+
+
+def test_a_kernel_counts_in_steps_that_its_tensors_tell() -> None:
+    """Flattened rows of images: nothing says that they come by seven."""
+
+    def build(builder: Any, x: Any) -> Any:
+        flat = builder.emit(relax.op.reshape(x, (int(x.ty.shape[0]) * 7, 6)))
+        return relax.op.add(flat, relax.const(1.0, "float32"))
+
+    made = unified(build, 7, 6)
+    assert made is not None
+    (add,) = [
+        func
+        for func in kernels(made)
+        if len(func.params) == 2 and len(symbols(func)) == 1 and len(func.params[0].shape) == 2
+    ]
+    assert symbols(add) == (add.params[0].shape[0],)
+
+
+def test_an_extent_that_no_tensor_tells_is_told() -> None:
+    def build(builder: Any, x: Any) -> Any:
+        def body(x: Any) -> Any:
+            half = int(x.shape[0]) // 6
+            inner = te.compute((half, 6), lambda i, j: x[i * 6 + j] * 2.0, name="inner")
+            return te.compute(x.shape, lambda i: inner[i // 6, i % 6] + 1.0, name="outer")
+
+        many = builder.emit(builder.call_te(lambda x: topi.repeat(x, 6, 0), x))
+        return builder.call_te(body, many)
+
+    made = unified(build)
+    assert made is not None
+    told = [func for func in kernels(made) if not all(hasattr(p, "shape") for p in func.params)]
+    assert len(told) == 1
+    assert not hasattr(told[0].params[1], "shape"), "after its operand, before its result"
+
+
+def test_what_differs_by_more_is_refused() -> None:
+    assert unified(lambda builder, x: relax.op.mean(x, [0]), 6) is None, "1 / n is no number"
+
+    def fewer(builder: Any, x: Any) -> Any:
+        if int(x.ty.shape[0]) == EXTENTS[0]:
+            return relax.op.nn.relu(x)
+        return relax.op.tanh(x)
+
+    assert unified(fewer, 6) is None
+
+
+def test_a_sum_over_it_is_none_of_many_slices_but_the_same_function() -> None:
+    made = unified(lambda builder, x: relax.op.sum(x, [0]), 6)
+    assert made is not None
+    assert [int(extent) for extent in made["main"].ret_ty.shape] == [6]
+
+
+def test_another_extent() -> None:
+    (kernel,) = kernels(module(EXTENTS[0], lambda builder, x: relax.op.nn.relu(x), 6))
+    (wanted,) = kernels(module(1, lambda builder, x: relax.op.nn.relu(x), 6))
+    assert structural_equal(at_extent(kernel, EXTENTS[0], 1), wanted)

@@ -22,17 +22,21 @@ LARGEST = 1024
 """Slices of a tile at most."""
 
 
-def plan(task: Task, hardware: HardwareModel, database: Database | None = None) -> Planned:
-    """The kernel for a task, to run between others of a model, whether or not its extents are
-    known."""
+def plan(
+    task: Task, hardware: HardwareModel, database: Database | None = None, *, alone: bool = False
+) -> Planned:
+    """The kernel for a task, whether or not its extents are known, to run between others of a model
+    or `alone`."""
     func = task.original
     if not symbols(func):
-        return plan_task(task, hardware, database)
+        return plan_task(task, hardware, database, alone=alone)
     tiles = _tiles(func, hardware)
     if not tiles:
         reason = "extents: not known, and what has one place depends on others or on the place"
         return Planned(task, func, Option("none", None), [], [reason])
-    planned = {size: plan_task(tile, hardware, database) for size, tile in tiles.items()}
+    planned = {
+        size: plan_task(tile, hardware, database, alone=alone) for size, tile in tiles.items()
+    }
     least = _least(list(tiles), [each.option.predicted_us for each in planned.values()])
     kernels = [
         Sized(size, fewest, each.func)

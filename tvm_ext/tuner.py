@@ -15,12 +15,12 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
 from tvm_ext.measure.job import Failure
-from tvm_ext.planner import Task, make_task, plan_task
+from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.search import Objective, SketchRule
 from tvm_ext.source import Shapes
-from tvm_ext.symbolic import parts
+from tvm_ext.symbolic import parts, plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tuning import Tuner, Watch, unwatched
 from tvm_ext.tvm_api import PrimFunc, Target
@@ -148,7 +148,8 @@ class TunedKernel:
     plan: TilePlan | None
     """None if the function has no structure that can be planned: it is as TVM wrote it."""
     latency_us: float
-    """Of the best plan; infinite if none was measured."""
+    """Of the best plan, that of the largest tile where extents are not known; infinite if none was
+    measured."""
     first_us: float
     """Of the picker's first plan, which measures nothing."""
     trials: int
@@ -187,7 +188,7 @@ def tune_tir(
     database = Database.open(log, create=True)
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
     task = make_task(func, name or "main")
-    tasks = {task.signature: (task, (1.0,))}
+    tasks = {part.signature: (part, (1.0,)) for part in parts(task, hardware)}
     tuner = Tuner(
         tasks,
         hardware,
@@ -199,7 +200,7 @@ def tune_tir(
         alone=True,
     )
     tuner.search(trials, deadline)
-    planned = plan_task(task, hardware, database, alone=True)
+    planned = plan(task, hardware, database, alone=True)
     space = tuner.tasks[0].space if tuner.tasks else None
     return TunedKernel(
         func=planned.func,

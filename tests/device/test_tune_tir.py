@@ -93,13 +93,31 @@ def test_several_reductions_have_a_plan_each(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(tuned, q, k, v, (24, 16)), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_function_that_cannot_be_read_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_function_that_cannot_be_cut_stays_as_it_is(tmp_path: Path) -> None:
     n = te.var("n", "int64")
     x = te.placeholder((n,), name="x")
-    func = te.create_prim_func([x, te.compute((n,), lambda i: x[i] + 1.0)])
+    func = te.create_prim_func([x, te.compute((n,), lambda i: x[i] + x[0])])
     tuned = tvm_ext.tune_tir(func, trials=4, log=tmp_path)
     assert (tuned.plan, tuned.trials) == (None, 0)
-    assert any("static" in note for note in tuned.notes)
+    assert any("extents: not known" in note for note in tuned.notes)
+
+
+def test_tiles_are_tuned_of_what_has_no_known_extent(tmp_path: Path) -> None:
+    n = te.var("n", "int64")
+    x = te.placeholder((n, 64), name="x")
+    w = te.placeholder((64, 96), name="w")
+    k = te.reduce_axis((0, 64), name="k")
+    y = te.compute((n, 96), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+    tuned = tvm_ext.tune_tir(te.create_prim_func([x, w, y]), trials=8, log=tmp_path)
+    assert tuned.plan is not None
+    assert len({record.task.signature for record in Database.open(tmp_path).records()}) > 1
+    rng = np.random.default_rng(0)
+    for rows in (1, 7, 70):
+        a = rng.standard_normal((rows, 64)).astype(np.float32)
+        b = rng.standard_normal((64, 96)).astype(np.float32)
+        out = tvm.runtime.empty((rows, 96), "float32")
+        tuned.build()["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+        np.testing.assert_allclose(out.numpy(), a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_rule_of_the_users_own_is_measured(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Two modules that differ by one extent as one module in which that extent is not known.
 
-    f(x: [499, 28, 28, 64])   and   f(x: [503, 28, 28, 64])   →   f(x: [n, 28, 28, 64])
+    f(x: [499, 28, 28, 64])   and   f(x: [1006, 28, 28, 64])   →   f(x: [n, 28, 28, 64])
 
 So a model goes through every pass with static shapes, twice, and what comes out is lifted (the
 least general generalisation of two terms, Plotkin 1970): numbers that are `a * 499 + b` in the one
-and `a * 503 + b` in the other are `a * n + b`, all else must be equal. What was made of the two is
+and `a * 1006 + b` in the other are `a * n + b`, all else must be equal. What was made of the two is
 made of the one again and compared.
 """
 
@@ -27,9 +27,10 @@ from tvm_ext.tvm_api import (
     tirx,
 )
 
-EXTENTS = (499, 503)
-"""Primes: what is a multiple of one of them is so because of the extent, or by rare chance, which
-the other tells."""
+EXTENTS = (499, 1006)
+"""A prime and two times one: what is a multiple of them is so because of the extent, or by rare
+chance. Between them lie 3 * 13 * 13, so that what is rounded up to whole vectors, or blocks of
+them, is no linear function of both."""
 
 
 def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:

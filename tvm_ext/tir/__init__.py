@@ -7,6 +7,7 @@ write       a plan to a schedule, one rule a file: write_tile, write_attention, 
             all those of GPUs in write_gpu; then shift (tails), guard (padding read in place),
             transpose (squares of vectors), prefetch (panels asked for ahead) and ahead (a task's
             data), both by requests
+symbolic    extents that are not known: kernels as loops over tiles of known ones
 signature   what a function computes, independent of names
 reference   what it should compute, in numpy (stages, expression, demand, evaluate)
 compare     which elements to check, and whether a kernel's are close enough

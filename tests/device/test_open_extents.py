@@ -178,3 +178,35 @@ def test_integers_stay_integers() -> None:
     for batch in BATCHES:
         ids = rng.integers(0, 20, (batch, 4))
         np.testing.assert_array_equal(anywhere(ids)[0], table[ids])
+
+
+def test_the_number_of_an_image_in_its_batch() -> None:
+    """Exporters fold it to a constant as long as the batch."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["batch"]),
+        helper.make_node("Range", ["zero", "batch", "one"], ["numbers"]),
+        helper.make_node("Cast", ["numbers"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["floats", "ones"], ["column"]),
+        helper.make_node("Mul", ["column", "x"], ["y"]),
+    ]
+    constants = {"zero": np.array(0), "one": np.array(1), "ones": np.array([1])}
+    model = make_model(nodes, [value("x", "n", 6)], ["y"], constants)
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 6)})
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 6)).astype(np.float32)
+        wanted = np.arange(batch, dtype=np.float32)[:, None] * x
+        np.testing.assert_allclose(anywhere(x)[0], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_constant_that_is_no_count_of_it() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["sizes"], to=TensorProto.FLOAT),
+        helper.make_node("Reciprocal", ["sizes"], ["shares"]),
+        helper.make_node("Gather", ["shares", "zero"], ["share"]),
+        helper.make_node("Mul", ["x", "share"], ["y"]),
+    ]
+    model = make_model(nodes, [value("x", "n", 6)], ["y"], {"zero": np.array(0)})
+    with pytest.raises(ShapeError, match="cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n", 6)})

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
+from tvm_ext.graph.grown_constants import GrownConstants, grown_constants
 from tvm_ext.tir.symbolic import instance
 from tvm_ext.tvm_api import (
     Call,
+    GenericConst,
     IRModule,
     PrimFunc,
     ir,
@@ -52,12 +54,18 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
             kernels[own] = builder.add_func(found[0], own)
             untold[own] = found[1]
     result = builder.get()
-    for variable, one in modules[0].functions.items():
+    for own, one in first.items():
         if not isinstance(one, PrimFunc):
-            made = _unified(one, second[str(variable.name_hint)], symbol, 1)
+            other = second[own]
+            constants = grown_constants(one, other, symbol, EXTENTS, builder)
+            made = None
+            if constants is not None and _steps(one) == _steps(other):
+                made = _unified(one, other, symbol, 1, constants)
             if made is None:
                 return None
-            result[str(variable.name_hint)] = _calling(made, kernels, untold, symbol)
+            made = constants.made_in(made) if constants else made
+            result.update(builder.get())
+            result[own] = _calling(made, kernels, untold, symbol)
     return result.with_attrs(modules[0].attrs) if modules[0].attrs else result
 
 
@@ -90,6 +98,19 @@ def at_extent(func: PrimFunc, was: int, extent: int) -> PrimFunc:
         return tirx.const(value // was * extent, str(number.ty.dtype)) if grows else number
 
     return structural_map(func, [(tirx.IntImm, valued)], order="post")
+
+
+def _steps(function: Any) -> list[tuple[str, str]]:
+    """The operators that a function calls, and their kernels."""
+    found: list[tuple[str, str]] = []
+
+    def look(node: Any) -> None:
+        if isinstance(node, Call):
+            kernel = node.args[0] if op_name(node) == "relax.call_tir" else node.op
+            found.append((op_name(node), str(getattr(kernel, "name_hint", ""))))
+
+    relax.analysis.post_order_visit(function, look)
+    return found
 
 
 def _operands(mod: IRModule) -> dict[str, int]:
@@ -133,7 +154,9 @@ def _program(
     return made, 0 if told else size
 
 
-def _unified(one: Any, other: Any, symbol: Any, size: int) -> Any:
+def _unified(
+    one: Any, other: Any, symbol: Any, size: int, constants: GrownConstants | None = None
+) -> Any:
     """A function with `a // size * symbol + b` for numbers that are `a * extent + b`; None if they
     are not, or there are more in one than in the other."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=False))
@@ -154,7 +177,10 @@ def _unified(one: Any, other: Any, symbol: Any, size: int) -> Any:
         grown = own if step == size else own * tirx.const(step // size, dtype)
         return grown + tirx.const(offset, dtype) if offset else grown
 
-    return structural_map(one, [(tirx.IntImm, lifted)], order="post")
+    kinds: list[tuple[Any, Any]] = [(tirx.IntImm, lifted)]
+    if constants is not None:
+        kinds.append((GenericConst, constants.in_turn()))
+    return structural_map(one, kinds, order="post")
 
 
 def _numbers(func: Any) -> list[int]:

@@ -148,7 +148,8 @@ def lifted(
     for extent in EXTENTS:
         made.append(run(at(extent), graph_passes(hardware, explain, extent)))
         explain = None
-    return unify(made, name)
+    whole = unify(made, name)
+    return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
 
 
 def sliced_us(func: PrimFunc, hardware: HardwareModel, slices: int, rule: str = "") -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
+from tvm_ext.tir.slices import with_slices
 from tvm_ext.tir.symbolic import Cut, Sized, cuts, in_tiles, instance, symbols
 from tvm_ext.tvm_api import PrimFunc
 
@@ -33,7 +34,7 @@ def plan(
     tiles = _tiles(func, hardware)
     if not tiles:
         reason = "extents: not known, and what has one place depends on others or on the place"
-        return Planned(task, func, Option("none", None), [], [reason])
+        return Planned(task, with_slices(func, task.slices), Option("none", None), [], [reason])
     planned = {
         size: plan_task(tile, hardware, database, alone=alone) for size, tile in tiles.items()
     }
@@ -44,7 +45,8 @@ def plan(
     ]
     reasons = [f"tile of {size}: {r}" for size, each in planned.items() for r in each.reasons]
     chosen = planned[max(tiles)].option
-    return Planned(task, in_tiles(func, kernels), chosen, [Option("none", None)], reasons)
+    whole = in_tiles(func, kernels, task.slices)
+    return Planned(task, whole, chosen, [Option("none", None)], reasons)
 
 
 def parts(task: Task, hardware: HardwareModel) -> list[Task]:

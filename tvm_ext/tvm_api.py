@@ -81,6 +81,11 @@ def static_extents(ty: Any) -> tuple[int, ...] | None:
     return tuple(int(extent) for extent in extents)
 
 
+def extents_of(ty: Any) -> tuple[Any, ...]:
+    """The extents of a Relax tensor type, known or not; none of any other type."""
+    return tuple(getattr(getattr(ty, "shape", None), "values", ()))
+
+
 def op_name(value: Any) -> str:
     """The name of the operator a Relax expression calls; empty for anything else."""
     return str(getattr(getattr(value, "op", None), "name", ""))
@@ -299,6 +304,7 @@ __all__ = [
     "count_uses",
     "default_legalise",
     "element_bytes",
+    "extents_of",
     "ir",
     "is_scheduled",
     "loop_with",

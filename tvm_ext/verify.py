@@ -18,7 +18,7 @@ from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
-from tvm_ext.tir.symbolic import instance, symbols
+from tvm_ext.tir.symbolic import instance, of_tensors, symbols
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
 
 POINT_BUDGET = 1_000_000
@@ -100,12 +100,10 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
         return _check(planned, kernel, task.func, reference, seed) if reference else ""
     for extent, func in instances(task):
         reference = Reference.of(func)
-        told = [extent] * (len(task.original.params) - len(func.params))
-        outputs = len(reference.outputs) if reference else 0
 
-        def run(*tensors: Any, told: list[int] = told, outputs: int = outputs) -> None:
-            first = len(tensors) - outputs
-            kernel(*tensors[:first], *told, *tensors[first:])
+        def run(*given: Any, extent: int = extent) -> None:
+            left = iter(given)
+            kernel(*(next(left) if hasattr(p, "shape") else extent for p in task.original.params))
 
         if reference and (wrong := _check(planned, run, func, reference, seed)):
             return f"{wrong}; {extent} slices"
@@ -128,7 +126,7 @@ def _check(
     planned: Planned, kernel: Callable[..., Any], func: PrimFunc, reference: Reference, seed: int
 ) -> str:
     arguments = arguments_of(func, len(reference.outputs))
-    slices = planned.task.slices
+    slices = of_tensors(planned.task.original, planned.task.slices)
     inputs = make_inputs(arguments, seed)
     given = [spread(x, slices[i]) if i in slices else x for i, x in enumerate(inputs)]
     strides = [slices.get(place) for place in range(len(inputs), len(arguments))]

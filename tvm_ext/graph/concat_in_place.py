@@ -12,18 +12,21 @@ in another tensor already) is copied there, if that is the lesser part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.graph.memory_order import ALLOC
+from tvm_ext.tir.read import linear
 from tvm_ext.tir.slices import Strides, sliced, span, with_slices
+from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     element_bytes,
+    extents_of,
     ir,
     op_name,
     relax,
@@ -120,7 +123,7 @@ def uses(function: Any, kernels: _Kernels) -> Uses:
     for block in getattr(function.body, "blocks", ()):
         for binding in block.bindings:
             value = getattr(binding, "value", None)
-            shape = static_extents(binding.var.ty)
+            shape = unit_extents(binding.var.ty)
             if op_name(value) == ALLOC and shape:
                 found.names[binding.var] = binding.var
                 found.shapes[binding.var] = shape
@@ -160,7 +163,7 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
         whole = known.names.get(target)
         if axis is None or whole is None:
             continue
-        shapes = [static_extents(operand.ty) or () for operand in operands]
+        shapes = [unit_extents(operand.ty) or () for operand in operands]
         if not all(shapes):
             continue
         home = found.of.get(whole) or Place(whole, 0, dense_strides(known.shapes[whole]))
@@ -186,6 +189,17 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
     return found
 
 
+def unit_extents(ty: Any) -> tuple[int, ...] | None:
+    """The extents of a tensor, 1 for the outermost if that is not known: strides do not depend on
+    it, and it does not decide."""
+    known, extents = static_extents(ty), extents_of(ty)
+    if not extents:
+        return known
+    if known or not all(isinstance(extent, tirx.IntImm) for extent in extents[1:]):
+        return known
+    return (1, *(int(extent) for extent in extents[1:]))
+
+
 def cuts_vectors(shapes: Sequence[Sequence[int]], axis: int, lanes: int) -> bool:
     """Whether rows of what is concatenated are no whole vectors, where there is more than one."""
     several = any(prod(shape[:axis]) > 1 for shape in shapes)
@@ -195,6 +209,27 @@ def cuts_vectors(shapes: Sequence[Sequence[int]], axis: int, lanes: int) -> bool
 def dense_strides(shape: Sequence[int]) -> Strides:
     """Strides of a tensor without gaps, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def untold(func: PrimFunc, slices: Mapping[int, Strides]) -> list[Any]:
+    """The symbols of a kernel that none of its parameters tells: those that only the extents of
+    slices do, which become flat."""
+    found = symbols(func)
+    told = {param for param in func.params if param in found}
+    for place, param in enumerate(func.params):
+        if place not in slices:
+            told |= {extent for extent in getattr(param, "shape", ()) if extent in found}
+    return [symbol for symbol in found if symbol not in told]
+
+
+def value_of(symbol: Any, func: PrimFunc, args: Sequence[Any]) -> Any:
+    """What a symbol of a kernel is where it is called with some tensors."""
+    for param, arg in zip(func.params, args, strict=False):
+        for own, given in zip(getattr(param, "shape", ()), extents_of(arg.ty), strict=False):
+            form = linear(own, {symbol: 0})
+            if form is not None and form[0][0]:
+                return (given - form[1]) // form[0][0]
+    raise AssertionError(f"{symbol} is no extent of a tensor")
 
 
 class _Kernels:
@@ -252,7 +287,7 @@ class _Placer(relax.PyExprMutator):
     def __init__(self, mod: IRModule, kernels: _Kernels) -> None:
         super().__init__(mod)
         self._kernels = kernels
-        self._copies: dict[tuple[Any, str], Any] = {}
+        self._copies: dict[tuple[Any, bool, str], Any] = {}
 
     def begin(self, function: Any, found: Places) -> None:
         """What is to become of the next function."""
@@ -290,22 +325,24 @@ class _Placer(relax.PyExprMutator):
     def _copy(self, operand: Any, place: Place, concat: Any) -> None:
         """A kernel that puts one operand of a concatenation in its place."""
         self._allocate(place.root)
-        source, shape = self._places.find(operand), static_extents(operand.ty) or ()
-        key = (shape, str(operand.ty.dtype))
+        source, shape = self._places.find(operand), unit_extents(operand.ty) or ()
+        known, dtype = static_extents(operand.ty), str(operand.ty.dtype)
+        key = (shape, known is None, dtype)
         if key not in self._copies:
-            x = te.placeholder(*key, name="x")
-            func = te.create_prim_func([x, te.compute(shape, lambda *at: x[at], name="copy")])
+            own = known or (tirx.Var("n", "int64"), *shape[1:])
+            x = te.placeholder(own, dtype, name="x")
+            func = te.create_prim_func([x, te.compute(own, lambda *at: x[at], name="copy")])
             func = func.without_attr("global_symbol")
             self._copies[key] = self.builder_.add_func(func, "copy")
             self._kernels.add(self._copies[key], func)
         slices = {1: place.strides} | ({0: source.strides} if source else {})
         target = self.builder_.emit(self._view(operand, place))
         args = [self.visit_expr(operand), target]
-        variant = self._variant(self._copies[key], slices)
-        self.builder_.emit(relax.Call(variant, args, concat.attrs, concat.ty_args))
+        variant, told = self._variant(self._copies[key], slices, [operand, operand])
+        self.builder_.emit(relax.Call(variant, [*args, *told], concat.attrs, concat.ty_args))
 
     def _view(self, var: Any, place: Place) -> Any:
-        length = span(static_extents(var.ty) or (), place.strides)
+        length = span(static_extents(var.ty) or extents_of(var.ty), place.strides)
         begin_bytes = place.begin * element_bytes(var.ty.dtype)
         return relax.op.memory.view(
             self.visit_expr(place.root), relax.ShapeExpr([length]), None, begin_bytes
@@ -319,13 +356,20 @@ class _Placer(relax.PyExprMutator):
         if not slices:
             return super().visit_call_(call)
         args = [self.visit_expr(arg) for arg in call.args]
-        return relax.Call(self._variant(call.op, slices), args, call.attrs, call.ty_args)
+        variant, told = self._variant(call.op, slices, call.args)
+        return relax.Call(variant, [*args, *told], call.attrs, call.ty_args)
 
-    def _variant(self, variable: Any, slices: dict[int, Strides]) -> Any:
-        """The kernel that takes these slices."""
+    def _variant(
+        self, variable: Any, slices: dict[int, Strides], args: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """The kernel that takes these slices, and what it has to be told of the extents of its
+        arguments, which flat memory does not tell."""
         key = (variable, tuple(sorted(slices.items())))
+        func = self._kernels.get(variable)
+        assert func is not None
+        missing = untold(func, slices)
         if key not in self._kernels.variants:
-            func = sliced(self._kernels.get(variable), slices)
+            told = PrimFunc([*func.params, *missing], func.body, attrs=func.attrs)
             name = f"{variable.name_hint}_sliced"
-            self._kernels.variants[key] = self.builder_.add_func(func, name)
-        return self._kernels.variants[key]
+            self._kernels.variants[key] = self.builder_.add_func(sliced(told, slices), name)
+        return self._kernels.variants[key], [value_of(symbol, func, args) for symbol in missing]

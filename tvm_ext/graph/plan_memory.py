@@ -24,7 +24,7 @@ from typing import Any
 from tvm_ext.graph.memory_order import ALLOC, VIEWS
 from tvm_ext.tir.read import linear
 from tvm_ext.tir.symbolic import symbols_of
-from tvm_ext.tvm_api import IRModule, element_bytes, ir, op_name, relax, tirx, tvm
+from tvm_ext.tvm_api import IRModule, element_bytes, extents_of, ir, op_name, relax, tirx, tvm
 
 ALIGNED = 64
 """Sizes are whole cache lines."""
@@ -118,11 +118,6 @@ def lifetimes(function: Any) -> dict[Any, Life]:
 def input_symbols(function: Any) -> tuple[Any, ...]:
     """The extents of a function's inputs that are not known."""
     return symbols_of(e for param in function.params for e in extents_of(param.ty))
-
-
-def extents_of(ty: Any) -> tuple[Any, ...]:
-    """The extents of a tensor's type, worked out or not; none of any other type."""
-    return tuple(getattr(getattr(ty, "shape", None), "values", ()))
 
 
 def unit_bytes(ty: Any, symbols: Sequence[Any]) -> int:

@@ -53,7 +53,7 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
                 return None
             kernels[own] = builder.add_func(found[0], own)
             untold[own] = found[1]
-    result = builder.get()
+    functions: dict[str, Any] = {}
     for own, one in first.items():
         if not isinstance(one, PrimFunc):
             other = second[own]
@@ -64,8 +64,10 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
             if made is None:
                 return None
             made = constants.made_in(made) if constants else made
-            result.update(builder.get())
-            result[own] = _calling(made, kernels, untold, symbol)
+            functions[own] = _calling(made, kernels, untold, symbol)
+    result = builder.get()
+    for own, function in functions.items():
+        result[own] = function
     return result.with_attrs(modules[0].attrs) if modules[0].attrs else result
 
 

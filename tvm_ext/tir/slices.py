@@ -10,7 +10,7 @@ depend on where tensors lie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,16 +47,15 @@ def dense(func: PrimFunc) -> tuple[PrimFunc, dict[int, Strides]]:
     return func.attrs[DENSE], {place: strides for place, strides in found.items() if strides}
 
 
-def span(shape: tuple[int, ...], strides: Strides) -> int:
-    """Elements from the first of a slice to its last."""
+def span(shape: Sequence[Any], strides: Strides) -> Any:
+    """Elements from the first of a slice to its last; an expression where an extent is one."""
     return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
 
 
 def with_slices(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
     """The function with flat parameters in place of those that are slices.
 
-    Raises PlanError with the reason `slice` where a parameter is used as anything but a tensor, or
-    has a shape that is not known.
+    Raises PlanError with the reason `slice` where a parameter is used as anything but a tensor.
     """
     if not slices:
         return func
@@ -64,12 +63,12 @@ def with_slices(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
     strides: dict[Any, Strides] = {}
     for place, given in slices.items():
         old = func.params[place]
-        if not all(isinstance(extent, tirx.IntImm) for extent in old.shape):
-            raise PlanError("slice", f"slice: parameter {place} has no static shape")
-        shape = tuple(int(extent) for extent in old.shape)
         index = str(old.shape[0].ty.dtype)
+        known = all(isinstance(extent, tirx.IntImm) for extent in old.shape)
+        shape = tuple(map(int, old.shape)) if known else tuple(old.shape)
+        length = tirx.IntImm(index, span(shape, given)) if known else span(shape, given)
         flat[old] = tirx.decl_buffer(
-            (tirx.IntImm(index, span(shape, given)),),
+            (length,),
             old.dtype,
             old.name,
             elem_offset=tirx.Var(f"{old.name}_begin", index),

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from tvm_ext.tile.independent import is_independent
 from tvm_ext.tir.read import affine, linear, loads, read
+from tvm_ext.tir.slices import Strides, row_by_row, with_slices
 from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,
@@ -144,10 +145,18 @@ class Sized(NamedTuple):
     """The `instance` of that size, scheduled."""
 
 
-def in_tiles(func: PrimFunc, kernels: Sequence[Sized]) -> PrimFunc:
+def in_tiles(
+    func: PrimFunc, kernels: Sequence[Sized], slices: Mapping[int, Strides] | None = None
+) -> PrimFunc:
     """The function as loops over tiles, the largest first, those of one slice last; marked as
-    scheduled. It must have `cuts`."""
+    scheduled. It must have `cuts`.
+
+    slices  parameters that lie in larger tensors, as in `tir.slices`
+    """
     *outer, last = cuts(func) or ()
+    slices = slices or {}
+    own = of_tensors(func, slices)
+    whole = with_slices(func, slices)
     loops = [tirx.Var(f"slice_{place}", INDEX) for place in range(len(outer))]
     outside = list(zip(outer, loops, strict=True))
     extent = last.extent
@@ -164,27 +173,45 @@ def in_tiles(func: PrimFunc, kernels: Sequence[Sized]) -> PrimFunc:
         body += [
             tirx.Bind(done, tirx.BufferLoad(memory, [_ZERO])),
             tirx.Bind(count, left // kernel.size + tirx.Select(more, _ONE, _ZERO)),
-            _loop(func, kernel.func, [*outside, (last, start)], tile, count),
+            _loop(whole, _sliced(kernel.func, own), [*outside, (last, start)], own, tile, count),
             tirx.BufferStore(memory, after, [_ZERO]),
         ]
     nest: Any = tirx.SeqStmt(body[:-1])
     for cut, var in reversed(outside):
         nest = tirx.For(var, _ZERO, cut.extent, tirx.ForKind.SERIAL, nest)
     attrs = dict(func.attrs.items()) if func.attrs else {}
-    result = mark_scheduled(PrimFunc(func.params, nest).with_attr(attrs))
+    result = mark_scheduled(PrimFunc(whole.params, nest).with_attr(attrs))
     steals = any(kernel.func.attrs and STEAL in kernel.func.attrs for kernel in kernels)
     return mark_steal(result) if steals else result
 
 
+def of_tensors(func: PrimFunc, slices: Mapping[int, Strides]) -> dict[int, Strides]:
+    """Slices by their places among the tensors of a function, not among all its parameters."""
+    places = [place for place, param in enumerate(func.params) if hasattr(param, "shape")]
+    return {places.index(place): strides for place, strides in slices.items()}
+
+
+def _sliced(kernel: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
+    return row_by_row(with_slices(kernel, slices)) if slices else kernel
+
+
 def _loop(
-    func: PrimFunc, kernel: PrimFunc, begins: Sequence[tuple[Cut, Any]], tile: Any, count: Any
+    func: PrimFunc,
+    kernel: PrimFunc,
+    begins: Sequence[tuple[Cut, Any]],
+    slices: Mapping[int, Strides],
+    tile: Any,
+    count: Any,
 ) -> Any:
     """A kernel for so many tiles, one after another; `begins` are their first slices."""
     views: dict[Any, Any] = {}
     wholes = tensors(func)
     for place, (whole, part) in enumerate(zip(wholes, kernel.params, strict=True)):
-        strides = [prod(whole.shape[axis + 1 :], start=_ONE) for axis in range(len(whole.shape))]
-        offset = _ZERO
+        flat = place in slices
+        strides: Sequence[Any] = slices.get(place, ()) or [
+            prod(whole.shape[axis + 1 :], start=_ONE) for axis in range(len(whole.shape))
+        ]
+        offset = whole.elem_offset.astype(INDEX) if flat else _ZERO
         for cut, begin in begins:
             if (dim := cut.dims[place]) is not None:
                 offset = offset + begin * (strides[dim[0]] * dim[1])
@@ -192,7 +219,7 @@ def _loop(
             part.shape,
             part.dtype,
             part.name,
-            strides=None if _is_dense(part, begins[-1][0].dims[place]) else strides,
+            strides=None if flat or _is_dense(part, begins[-1][0].dims[place]) else strides,
             elem_offset=offset,
             offset_factor=1,
             layout=None,

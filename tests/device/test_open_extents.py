@@ -210,3 +210,30 @@ def test_a_constant_that_is_no_count_of_it() -> None:
     model = make_model(nodes, [value("x", "n", 6)], ["y"], {"zero": np.array(0)})
     with pytest.raises(ShapeError, match="cannot be left open"):
         tvm_ext.compile(model, shapes={"x": ("n", 6)})
+
+
+def test_concatenations_of_open_batches_are_places() -> None:
+    """Also where a kernel is given nothing but slices, whose flat memory tells no batch, and where
+    an operand is an input that has to be copied."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["a", "x"], ["b"], axis=1),
+        helper.make_node("Conv", ["b", "w1"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["b", "r", "p"], ["d"], axis=1),
+        helper.make_node("Conv", ["d", "w2"], ["y"]),
+    ]
+    constants = {"w0": weights(32, 16, 3, 3), "w1": weights(32, 48, 3, 3)}
+    constants["w2"] = weights(16, 112, 1, 1)
+    model = make_model(nodes, [value("x", "n", 16, 12, 12)], ["y"], constants)
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 16, 12, 12)})
+    names = [group.name for group in anywhere.manifest.groups]
+    assert not any(name.startswith("concatenate") for name in names)
+    assert any(name.endswith("_sliced") for name in names)
+    assert all(group.verified for group in anywhere.manifest.groups)
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 16, 12, 12)).astype(np.float32)
+        (wanted,) = tvm_ext.compile(model, shapes={"x": x.shape})(x)
+        bound = 1e-4 * np.abs(wanted).max()
+        np.testing.assert_allclose(anywhere(x)[0], wanted, rtol=1e-4, atol=bound)

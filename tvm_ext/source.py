@@ -41,7 +41,10 @@ def open_extent(model: Any, shapes: Shapes | None) -> str:
         names = {str(symbol.name) for symbol in _symbols(model)}
     if len(names) > 1:
         listed = ", ".join(sorted(map(str, names)))
-        raise ShapeError(f"shapes: {listed} are left open, one can be; give numbers for the others")
+        how = "give numbers for the others"
+        if isinstance(model, IRModule):
+            how = "bind the others with relax.transform.BindSymbolicVars"
+        raise ShapeError(f"shapes: {listed} are left open, one can be; {how}")
     return str(names.pop()) if names else ""
 
 

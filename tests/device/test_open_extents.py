@@ -141,15 +141,21 @@ def test_one_extent_is_left_open_at_a_time() -> None:
         tvm_ext.compile(tiny_model(), shapes={"x": ("n", 3, 18, 17)})
 
 
-def test_a_relax_module_says_itself_what_is_open() -> None:
-    n = tirx.Var("n", "int64")
+def softmax_module(*shape: Any) -> Any:
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((n, 24), "float32"))
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
             result = builder.emit_output(relax.op.nn.softmax(x, -1))
         builder.emit_func_output(result)
-    anywhere = tvm_ext.compile(builder.finalize())
+    return builder.finalize()
+
+
+def test_a_relax_module_says_itself_what_is_open() -> None:
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    with pytest.raises(ShapeError, match="m, n are left open, one can be; bind the others"):
+        tvm_ext.compile(softmax_module(n, m, 24))
+    anywhere = tvm_ext.compile(softmax_module(n, 24))
     assert anywhere.inputs[0].shape == ("n", 24)
     for batch in BATCHES:
         given = rng.standard_normal((batch, 24)).astype(np.float32)

@@ -22,7 +22,7 @@ In the order the pipeline runs them:
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory
-  unify          modules with two numbers for an open extent as one;  grown_constants: what counts it
+  unify          modules with two numbers for an open extent as one (grown_constants: what counts)
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.
 """

@@ -52,7 +52,8 @@ def symbols(func: PrimFunc) -> tuple[Any, ...]:
 
 def symbols_of(extents: Iterable[Any]) -> tuple[Any, ...]:
     """The variables in some extents, each once."""
-    return tuple(dict.fromkeys(var for extent in extents for var in variables(extent)))
+    unknown = (extent for extent in extents if not isinstance(extent, tirx.IntImm))
+    return tuple(dict.fromkeys(var for extent in unknown for var in variables(extent)))
 
 
 def tensors(func: PrimFunc) -> list[Any]:

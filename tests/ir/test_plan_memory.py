@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.graph.plan_memory import ALIGNED, Life, PlanMemory, lifetimes, share
-from tvm_ext.tvm_api import IRModule, relax, te, tvm
+from tvm_ext.graph.plan_memory import ALIGNED, Life, PlanMemory, lifetimes, share, unit_bytes
+from tvm_ext.tvm_api import IRModule, relax, te, tirx, tvm
 
 
 @st.composite
@@ -38,10 +40,10 @@ def test_the_blocks_take_no_more_than_all_tensors_and_no_less_than_the_peak(
         assert sum(sizes) >= sum(s for s, first, last in tensors if first <= moment <= last)
 
 
-def chain(length: int, returned: int) -> IRModule:
+def chain(length: int, returned: int, rows: Any = 64) -> IRModule:
     """x + 1 + 1 ..., `length` times; the result of one step is returned beside the last one."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((64, 16), "float32"))
+    x = relax.Var("x", relax.TensorType((rows, 16), "float32"))
 
     def plus_one(data: te.Tensor) -> te.Tensor:
         return te.compute(data.shape, lambda i, j: data[i, j] + 1.0, name="plus")
@@ -68,6 +70,29 @@ def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
     assert script.count("R.memory.alloc_storage") == 2
     assert script.count("R.memory.alloc_tensor") == 4
     assert script.count("R.builtin.alloc_tensor") == 2
+
+
+def test_what_is_not_known_multiplies_blocks_for_one() -> None:
+    n = tirx.Var("n", "int64")
+    lowered = chain(6, returned=3, rows=n)
+    assert [size for size, _, _ in lifetimes(lowered["main"]).values()] == [16 * 4] * 4
+    script = PlanMemory()(lowered).script()
+    assert script.count("R.memory.alloc_storage(R.shape([64 * n])") == 2
+    assert script.count("R.memory.alloc_tensor") == 4
+    assert script.count(" = R.shape([n, 16])") == 1, "worked out once"
+
+
+def test_bytes_for_one_of_each() -> None:
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+
+    def of(*shape: Any) -> int:
+        return unit_bytes(relax.TensorType(shape, "float32"), (n, m))
+
+    assert of(3, 5) == 60
+    assert of(n, 5) == of(5, n) == 20
+    assert of(n * 6, m, 5) == 120
+    assert of(n, m, n) == 0, "twice as much of one is four times as much"
+    assert of(n + 1, 5) == of(n * m, 5) == 0
 
 
 def test_a_function_with_a_branch_is_left_alone() -> None:

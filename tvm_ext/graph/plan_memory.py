@@ -146,6 +146,9 @@ class _Planner(relax.PyExprMutator):
         self._blocks, self._sizes = blocks, sizes
         self._times = prod(symbols, start=tirx.const(1, "int64"))
         self._storages: dict[int, Any] = {}
+        self._places = {symbol: place for place, symbol in enumerate(symbols)}
+        self._shapes: dict[Any, Any] = {}
+        """Shapes that are worked out at run time, each once."""
 
     def visit_var_binding_(self, binding: Any) -> None:
         block = self._blocks.get(binding.var)
@@ -157,6 +160,12 @@ class _Planner(relax.PyExprMutator):
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
             self._storages[block] = self.builder_.emit(storage, "storage")
         shape, dtype, *_ = binding.value.args
+        forms = [linear(extent, self._places) for extent in shape.values]
+        if any(form and any(form[0]) for form in forms):
+            key = str(forms)
+            if key not in self._shapes:
+                self._shapes[key] = self.builder_.emit(shape, "shape")
+            shape = self._shapes[key]
         tensor = relax.op.memory.alloc_tensor(self._storages[block], 0, shape, dtype)
         self.builder_.emit_normalized(
             relax.VarBinding(binding.var, self.builder_.normalize(tensor))

@@ -25,6 +25,7 @@ from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
 from tvm_ext.tir.slices import Strides, dense, row_by_row, with_slices
+from tvm_ext.tir.symbolic import single
 from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 
@@ -41,6 +42,7 @@ class Task:
     func: PrimFunc
     """The same blocks with vector maths in place of calls: what schedules are written from."""
     graph: TileGraph | None
+    """Its stages, for 1 of what is not known."""
     signature: str
     name: str
     calls: int = 1
@@ -144,7 +146,7 @@ def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
     graph: TileGraph | None = None
     vectorised = func
     with shield("reading", []):
-        prepared = prepare(func, mark)
+        prepared = prepare(single(func), mark)
         graph = prepared.graph if prepared else None
         vectorised = with_vector_maths(func)
     return Task(func, vectorised, graph, mark, name, calls, slices)

@@ -44,7 +44,7 @@ def plan(
         for (size, each), fewest in zip(planned.items(), least, strict=True)
     ]
     reasons = [f"tile of {size}: {r}" for size, each in planned.items() for r in each.reasons]
-    chosen = planned[max(tiles)].option
+    chosen = planned[1].option  # what is reported is of one slice
     whole = in_tiles(func, kernels, task.slices)
     return Planned(task, whole, chosen, [Option("none", None)], reasons)
 

@@ -67,6 +67,8 @@ def test_a_convolutional_network_takes_any_batch(tmp_path: Path) -> None:
     assert all(group.verified for group in anywhere.manifest.groups)
     assert {group.source for group in anywhere.manifest.groups} == {"picker"}
     one = tvm_ext.compile(model, shapes={"x": (1, 3, 18, 17)})
+    work = [{g.kind: (g.flops, g.calls) for g in made.manifest.groups} for made in (anywhere, one)]
+    assert work[0] == work[1], "figures are of a batch of one"
     loaded = tvm_ext.load(anywhere.save(tmp_path / "model.so"))
     for batch in BATCHES:
         x = rng.standard_normal((batch, 3, 18, 17)).astype(np.float32)

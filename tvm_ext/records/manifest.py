@@ -29,7 +29,8 @@ class Group(msgspec.Struct, frozen=True):
     source    `log` (a record), `picker` (the analytical model), `written` (loop by loop, nothing
               to plan), `loose` (parallel and vector loops only), or `none` (as TVM wrote it)
     bound     the roof the model expects: `compute` or a memory level
-    flops     of one call, a special function counting 10
+    flops     of one call, a special function counting 10; in all figures what is left open counts
+              as 1, and the plan is that of one slice
     multiply_flops  those of the reduction that is tiled: of a GEMM or convolution its
               multiply-adds (those on padding too), without epilogue and Winograd's
               transforms; 0 if there is none

@@ -85,6 +85,12 @@ def typical(func: PrimFunc) -> PrimFunc:
     return instance(func, sizes) or func
 
 
+def single(func: PrimFunc) -> PrimFunc:
+    """The function itself, or that for 1 of what is not known where there is one."""
+    found = symbols(func)
+    return (instance(func, dict.fromkeys(found, 1)) if found else func) or func
+
+
 @dataclass(frozen=True)
 class Cut:
     """Extents counted as one, along which a function is cut."""

@@ -81,10 +81,9 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     name = open_extent(model, shapes)
     with Target(hardware.target):
         if name:
-            sources = [read_source(model, shapes, extent) for extent in EXTENTS]
-            mods = iter([source.mod for source in sources])
-            source = left_open(sources, EXTENTS, name)
-            mod = lifted(lambda _: next(mods), name, run, hardware, decisions.append)
+            sources = {extent: read_source(model, shapes, extent) for extent in EXTENTS}
+            source = left_open(list(sources.values()), EXTENTS, name)
+            mod = lifted(lambda e: sources[e].mod, name, run, hardware, decisions.append)
             if mod is None:
                 raise ShapeError(
                     f"shapes: {name} cannot be left open in {source.name}, where more depends on "

@@ -58,7 +58,11 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
         return Source(model, "module", inputs, outputs)
     from tvm_ext.frontend.from_onnx import import_onnx
 
-    imported = import_onnx(model, shapes, extent)
+    try:
+        imported = import_onnx(model, shapes, extent or 1)
+    except ModelError as error:
+        where = f"with {extent} for {open_extent(model, shapes)}: " if extent else ""
+        raise ModelError(f"{where}{error}") from error
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)

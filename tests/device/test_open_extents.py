@@ -14,7 +14,7 @@ from tiny import tiny_model
 
 import tvm_ext
 from tvm_ext.check import check_model
-from tvm_ext.errors import InputError, ShapeError
+from tvm_ext.errors import InputError, ModelError, ShapeError
 from tvm_ext.tvm_api import relax, tirx
 
 rng = np.random.default_rng(0)
@@ -123,6 +123,13 @@ def test_what_depends_on_the_batch() -> None:
     mean = helper.make_node("ReduceMean", ["x"], ["y"], axes=[0], keepdims=0)
     model = make_model([mean], [value("x", "n", 6)], ["y"])
     with pytest.raises(ShapeError, match="n cannot be left open in model"):
+        tvm_ext.compile(model, shapes={"x": ("n", 6)})
+
+
+def test_a_batch_that_a_node_fixes() -> None:
+    reshape = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = make_model([reshape], [value("x", "n", 6)], ["y"], {"shape": np.array([1, 6])})
+    with pytest.raises(ModelError, match=r"^with 499 for n: Reshape"):
         tvm_ext.compile(model, shapes={"x": ("n", 6)})
 
 

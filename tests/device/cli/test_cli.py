@@ -46,6 +46,20 @@ def test_compile_for_machines(command: Command, model: Path, tmp_path: Path) -> 
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.so"]
 
 
+def test_a_batch_that_is_left_open(command: Command, model: Path, tmp_path: Path) -> None:
+    path, given, result = (tmp_path / name for name in ("m.so", "in.npz", "out.npz"))
+    data = answer(command("compile", model, "--shape", "x=n,3,16,16", "-o", path, "--json"))
+    assert data["kernels"]["none"] == 0
+    for batch in (1, 6):
+        x = np.random.default_rng(batch).standard_normal((batch, 3, 16, 16)).astype(np.float32)
+        np.savez(given, x=x)
+        good(command("run", path, "--input", given, "--output", result))
+        (expected,) = ReferenceEvaluator(str(model)).run(None, {"x": x})
+        actual = np.load(result)["y"]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    assert "(1, 10)" in good(command("run", path, "--time", "--repeats", "3")).stdout
+
+
 def test_run_computes_the_model(
     command: Command, model: Path, artifact: Path, tmp_path: Path
 ) -> None:

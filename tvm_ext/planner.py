@@ -24,8 +24,8 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
-from tvm_ext.tir.slices import Strides, dense, row_by_row, with_slices
-from tvm_ext.tir.symbolic import single
+from tvm_ext.tir.slices import Strides, dense, of_rows, with_slices
+from tvm_ext.tir.symbolic import typical
 from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 
@@ -146,7 +146,7 @@ def make_task(func: PrimFunc, name: str, calls: int = 1) -> Task:
     graph: TileGraph | None = None
     vectorised = func
     with shield("reading", []):
-        prepared = prepare(single(func), mark)
+        prepared = prepare(typical(func, 1), mark)
         graph = prepared.graph if prepared else None
         vectorised = with_vector_maths(func)
     return Task(func, vectorised, graph, mark, name, calls, slices)
@@ -217,7 +217,7 @@ def choose(task: Task, rest: list[Option], reasons: list[str]) -> Planned:
         with shield(f"{option.source} plan", reasons):
             scheduled = write(task.func, option.plan)
             outdated = bool(option.tir_hash) and hash_func(scheduled) != option.tir_hash
-            func = row_by_row(with_slices(scheduled, task.slices)) if task.slices else scheduled
+            func = of_rows(scheduled, task.slices)
             return Planned(task, func, option, rest[place + 1 :], reasons, outdated=outdated)
     raise AssertionError("the list of options ends with the untouched function")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.errors import ModelError, ShapeError
+from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.records.manifest import TensorInfo
-from tvm_ext.tir.symbolic import symbols_of
 from tvm_ext.tvm_api import IRModule, relax, static_extents
 
 Shapes = Mapping[str, Sequence[int | str]]
@@ -38,7 +38,7 @@ def open_extent(model: Any, shapes: Shapes | None) -> str:
     given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
     names = {extent for shape in given for extent in shape if isinstance(extent, str)}
     if isinstance(model, IRModule) and "main" in _functions(model):
-        names = {str(symbol.name) for symbol in _symbols(model)}
+        names = {str(symbol.name) for symbol in input_symbols(model["main"])}
     if len(names) > 1:
         listed = ", ".join(sorted(map(str, names)))
         how = "give numbers for the others"
@@ -52,7 +52,7 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
     """Reads a model, with a number for what is left open. Raises ModelError, ShapeError."""
     if isinstance(model, IRModule):
         if extent:
-            bound = dict.fromkeys(_symbols(model), extent)
+            bound = dict.fromkeys(input_symbols(model["main"]), extent)
             model = relax.transform.BindSymbolicVars(bound)(model)
         inputs, outputs = _signature_of(model)
         return Source(model, "module", inputs, outputs)
@@ -101,15 +101,6 @@ def _extent(one: Any, other: Any, extents: Sequence[int], name: str) -> int | st
 
 def _functions(mod: IRModule) -> list[str]:
     return [str(variable.name_hint) for variable in mod.get_global_vars()]
-
-
-def _symbols(mod: IRModule) -> tuple[Any, ...]:
-    """The variables in the shapes of a Relax module's inputs."""
-    return symbols_of(
-        extent
-        for parameter in mod["main"].params
-        for extent in getattr(getattr(parameter.ty, "shape", None), "values", ())
-    )
 
 
 def _signature_of(mod: IRModule) -> tuple[Infos, Infos]:

@@ -35,9 +35,12 @@ def plan(
     if not tiles:
         reason = "extents: not known, and what has one place depends on others or on the place"
         return Planned(task, with_slices(func, task.slices), Option("none", None), [], [reason])
-    planned = {
-        size: plan_task(tile, hardware, database, alone=alone) for size, tile in tiles.items()
-    }
+    planned = tiles
+    if database is not None or alone:
+        planned = {
+            size: plan_task(tile.task, hardware, database, alone=alone)
+            for size, tile in tiles.items()
+        }
     least = _least(list(tiles), [each.option.predicted_us for each in planned.values()])
     kernels = [
         Sized(size, fewest, each.func)
@@ -51,26 +54,24 @@ def plan(
 
 def parts(task: Task, hardware: HardwareModel) -> list[Task]:
     """What has plans of its own: the task itself, or its tiles if its extents are not known."""
-    known = not symbols(task.original)
-    return [task] if known else list(_tiles(task.original, hardware, task.name).values())
+    if not symbols(task.original):
+        return [task]
+    return [tile.task for tile in _tiles(task.original, hardware, task.name).values()]
 
 
-def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[int, Task]:
-    """Tasks by the slices of a tile, from that size down of which larger ones take no less time a
-    slice; none if the function cannot be cut."""
+def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[int, Planned]:
+    """The picker's kernels by the slices of a tile, from that size down of which larger ones take
+    no less time a slice; none if the function cannot be cut."""
     found = cuts(func)
     if found is None:
         return {}
-    size, tiles = 1, {1: _tile(func, found, 1, name)}
-    best_us = plan_task(tiles[1], hardware).option.predicted_us
+    size, tiles = 1, {1: plan_task(_tile(func, found, 1, name), hardware)}
     while size * GROWTH <= LARGEST:
-        size *= GROWTH
-        tiles[size] = _tile(func, found, size, name)
-        us = plan_task(tiles[size], hardware).option.predicted_us
-        if us > GAIN * GROWTH * best_us:
-            del tiles[size]
+        more = plan_task(_tile(func, found, size * GROWTH, name), hardware)
+        if more.option.predicted_us > GAIN * GROWTH * tiles[size].option.predicted_us:
             break
-        best_us = us
+        size *= GROWTH
+        tiles[size] = more
     return dict(sorted(tiles.items(), reverse=True))
 
 

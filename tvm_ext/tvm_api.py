@@ -86,6 +86,19 @@ def extents_of(ty: Any) -> tuple[Any, ...]:
     return tuple(getattr(getattr(ty, "shape", None), "values", ()))
 
 
+def in_map_order(root: Any, kind: Any) -> list[Any]:
+    """The nodes of a kind in the order in which `structural_map` comes to them; a walk has
+    another."""
+    found: list[Any] = []
+
+    def note(node: Any) -> Any:
+        found.append(node)
+        return node
+
+    structural_map(root, [(kind, note)], order="post")
+    return found
+
+
 def op_name(value: Any) -> str:
     """The name of the operator a Relax expression calls; empty for anything else."""
     return str(getattr(getattr(value, "op", None), "name", ""))
@@ -305,6 +318,7 @@ __all__ = [
     "default_legalise",
     "element_bytes",
     "extents_of",
+    "in_map_order",
     "ir",
     "is_scheduled",
     "loop_with",

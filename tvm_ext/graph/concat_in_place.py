@@ -192,12 +192,11 @@ def places(function: Any, kernels: _Kernels, lanes: int) -> Places:
 def unit_extents(ty: Any) -> tuple[int, ...] | None:
     """The extents of a tensor, 1 for the outermost if that is not known: strides do not depend on
     it, and it does not decide."""
-    known, extents = static_extents(ty), extents_of(ty)
-    if not extents:
+    known, inner = static_extents(ty), extents_of(ty)[1:]
+    if known is not None or not extents_of(ty):
         return known
-    if known or not all(isinstance(extent, tirx.IntImm) for extent in extents[1:]):
-        return known
-    return (1, *(int(extent) for extent in extents[1:]))
+    static = all(isinstance(extent, tirx.IntImm) for extent in inner)
+    return (1, *map(int, inner)) if static else None
 
 
 def cuts_vectors(shapes: Sequence[Sequence[int]], axis: int, lanes: int) -> bool:

@@ -19,8 +19,8 @@ from tvm_ext.tvm_api import (
     GenericConst,
     array_of,
     constant,
+    in_map_order,
     relax,
-    structural_map,
     te,
     tirx,
 )
@@ -59,13 +59,13 @@ def grown_constants(
 ) -> GrownConstants | None:
     """The constants of two functions that differ by an extent; None if some differ by more than how
     far they count, or by how much. Kernels that count are added by the builder."""
-    pairs = list(zip(_constants(one), _constants(other), strict=False))
-    if len(_constants(one)) != len(_constants(other)):
+    found, others = (in_map_order(function, GenericConst) for function in (one, other))
+    if len(found) != len(others):
         return None
     known: dict[tuple[int, int], Any] = {}
     bindings: list[Any] = []
     values = []
-    for a, b in pairs:
+    for a, b in zip(found, others, strict=True):
         key = id(a), id(b)
         if key not in known:
             if _are_equal(a.value, b.value):
@@ -138,17 +138,6 @@ def count_of(pair: Sequence[np.ndarray], extents: Sequence[int]) -> Count | None
         if not np.array_equal(array, start + step * places):
             return None
     return Count(start, step, axis)
-
-
-def _constants(function: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def note(node: Any) -> Any:
-        found.append(node)
-        return node
-
-    structural_map(function, [(GenericConst, note)], order="post")
-    return found
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -30,13 +30,9 @@ Place = Callable[[Sequence[Any]], Any]
 
 def static_shape(expr: Any) -> tuple[int, ...] | None:
     """The static shape of a float32 expression; None if it has none."""
-    ty = expr.ty
-    if str(ty.dtype) != "float32" or ty.shape is None:
-        return None
-    extents = list(ty.shape)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    return tuple(int(extent) for extent in extents)
+    extents = known_extents(expr)
+    known = tuple(extent for extent in extents or () if extent is not None)
+    return known if extents is not None and len(known) == len(extents) else None
 
 
 def known_extents(expr: Any) -> tuple[int | None, ...] | None:

@@ -21,6 +21,7 @@ from tvm_ext.tvm_api import (
     GenericConst,
     IRModule,
     PrimFunc,
+    in_map_order,
     ir,
     op_name,
     relax,
@@ -59,8 +60,9 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
             other = second[own]
             constants = grown_constants(one, other, symbol, EXTENTS, builder)
             made = None
-            if constants is not None and _steps(one) == _steps(other):
-                made = _unified(one, other, symbol, 1, constants)
+            pairs = _pairs(one, other)
+            if constants is not None and pairs is not None and _steps(one) == _steps(other):
+                made = _unified(one, pairs, symbol, 1, constants)
             if made is None:
                 return None
             made = constants.made_in(made) if constants else made
@@ -135,12 +137,14 @@ def _program(
     """A kernel, and the steps of the extent that its symbol counts if that is a parameter of its
     own, after its operands; 0 if the extents of its tensors tell it. The steps are the largest by
     which they grow, so that most do."""
-    steps = [abs(b - a) // _APART for a, b in zip(_numbers(one), _numbers(other), strict=False)]
-    size = gcd(*steps)
+    pairs = _pairs(one, other)
+    if pairs is None:
+        return None
+    size = gcd(*(abs(b - a) // _APART for a, b in pairs))
     if not size:
         return (one, 0) if structural_equal(one, other) else None
     symbol = tirx.Var(name, "int64")
-    made = _unified(one, other, symbol, size)
+    made = _unified(one, pairs, symbol, size)
     if made is None:
         return None
     told = instance(made, {symbol: 1}) is not None
@@ -157,13 +161,14 @@ def _program(
 
 
 def _unified(
-    one: Any, other: Any, symbol: Any, size: int, constants: GrownConstants | None = None
+    one: Any,
+    pairs: list[tuple[int, int]],
+    symbol: Any,
+    size: int,
+    constants: GrownConstants | None = None,
 ) -> Any:
-    """A function with `a // size * symbol + b` for numbers that are `a * extent + b`; None if they
-    are not, or there are more in one than in the other."""
-    pairs = list(zip(_numbers(one), _numbers(other), strict=False))
-    if len(_numbers(one)) != len(_numbers(other)):
-        return None
+    """A function with `a // size * symbol + b` for numbers that are `a * extent + b`, beside those
+    of the other function; None if they are not."""
     if any((b - a) % _APART or b < a for a, b in pairs):
         return None
     place = iter(pairs)
@@ -185,16 +190,10 @@ def _unified(
     return structural_map(one, kinds, order="post")
 
 
-def _numbers(func: Any) -> list[int]:
-    """The numbers of a function in the order in which a map comes to them; a walk has another."""
-    found: list[int] = []
-
-    def note(number: Any) -> Any:
-        found.append(int(number))
-        return number
-
-    structural_map(func, [(tirx.IntImm, note)], order="post")
-    return found
+def _pairs(one: Any, other: Any) -> list[tuple[int, int]] | None:
+    """The numbers of two functions side by side; None if one has more."""
+    numbers = [list(map(int, in_map_order(func, tirx.IntImm))) for func in (one, other)]
+    return list(zip(*numbers, strict=True)) if len(numbers[0]) == len(numbers[1]) else None
 
 
 _APART = EXTENTS[1] - EXTENTS[0]

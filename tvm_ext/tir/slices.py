@@ -149,6 +149,12 @@ def row_by_row(func: PrimFunc) -> PrimFunc:
     return func.with_body(structural_map(func.body, [(tirx.For, apart)], order="post"))
 
 
+def of_rows(scheduled: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
+    """A scheduled function whose parameters are slices, if any are, its loops over their rows
+    apart."""
+    return row_by_row(with_slices(scheduled, slices)) if slices else scheduled
+
+
 def spread(array: np.ndarray, strides: Strides) -> np.ndarray:
     """The array as a slice of flat memory that holds nothing else: the gaps are NaN, or 0."""
     filler = np.nan if array.dtype.kind == "f" else 0

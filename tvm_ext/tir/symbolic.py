@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tvm_ext.tile.independent import is_independent
 from tvm_ext.tir.read import affine, linear, loads, read
-from tvm_ext.tir.slices import Strides, row_by_row, with_slices
+from tvm_ext.tir.slices import Strides, of_rows, with_slices
 from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,
@@ -76,19 +76,14 @@ def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc | None:
     return func.specialize(values) if told == sizes.keys() else None
 
 
-def typical(func: PrimFunc) -> PrimFunc:
-    """The function itself, or one of static shapes to judge it by where there is one."""
+def typical(func: PrimFunc, slices: int = TYPICAL) -> PrimFunc:
+    """The function itself, or where there is one that of static shapes for so many slices along the
+    last of what is not known, and one along the others."""
     found = symbols(func)
     if not found:
         return func
-    sizes = dict.fromkeys(found[:-1], 1) | {found[-1]: TYPICAL}
+    sizes = dict.fromkeys(found[:-1], 1) | {found[-1]: slices}
     return instance(func, sizes) or func
-
-
-def single(func: PrimFunc) -> PrimFunc:
-    """The function itself, or that for 1 of what is not known where there is one."""
-    found = symbols(func)
-    return (instance(func, dict.fromkeys(found, 1)) if found else func) or func
 
 
 @dataclass(frozen=True)
@@ -180,7 +175,7 @@ def in_tiles(
         body += [
             tirx.Bind(done, tirx.BufferLoad(memory, [_ZERO])),
             tirx.Bind(count, left // kernel.size + tirx.Select(more, _ONE, _ZERO)),
-            _loop(whole, _sliced(kernel.func, own), [*outside, (last, start)], own, tile, count),
+            _loop(whole, of_rows(kernel.func, own), [*outside, (last, start)], own, tile, count),
             tirx.BufferStore(memory, after, [_ZERO]),
         ]
     nest: Any = tirx.SeqStmt(body[:-1])
@@ -196,10 +191,6 @@ def of_tensors(func: PrimFunc, slices: Mapping[int, Strides]) -> dict[int, Strid
     """Slices by their places among the tensors of a function, not among all its parameters."""
     places = [place for place, param in enumerate(func.params) if hasattr(param, "shape")]
     return {places.index(place): strides for place, strides in slices.items()}
-
-
-def _sliced(kernel: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
-    return row_by_row(with_slices(kernel, slices)) if slices else kernel
 
 
 def _loop(
@@ -270,8 +261,8 @@ def _are_alike(two: PrimFunc, three: PrimFunc) -> bool:
     """Whether slices differ by nothing but the elements they read, of a function of two and of
     three of them: no value follows from their number or from a slice's place, as in `x[i] + i`, and
     places are told from nothing else."""
-    pairs = list(zip(_blocks(two), _blocks(three), strict=False))
-    return len(_blocks(two)) == len(_blocks(three)) and all(_is_alike(*pair) for pair in pairs)
+    blocks, others = _blocks(two), _blocks(three)
+    return len(blocks) == len(others) and all(map(_is_alike, blocks, others))
 
 
 def _blocks(func: PrimFunc) -> list[Any]:
@@ -300,21 +291,17 @@ def _is_alike(two: Any, three: Any) -> bool:
 
 def _numbers(expr: Any) -> list[float]:
     """The constants in an expression, but for those that index tensors."""
-    found: list[float] = []
-    kinds = [
-        (TensorLoad, lambda _: WalkResult.SKIP),
-        ((tirx.IntImm, tirx.FloatImm), lambda number: found.append(number.value)),
-    ]
-    structural_walk(expr, kinds, order="pre")
-    return found
+    return [number.value for number in _outside_loads(expr, (tirx.IntImm, tirx.FloatImm))]
 
 
 def _uses_outside(expr: Any, moving: set[Any]) -> bool:
     """Whether an expression uses some variables other than to index tensors."""
+    return any(var in moving for var in _outside_loads(expr, tirx.Var))
+
+
+def _outside_loads(expr: Any, kind: Any) -> list[Any]:
+    """The nodes of a kind in an expression, but for what indexes tensors."""
     found: list[Any] = []
-    kinds = [
-        (TensorLoad, lambda _: WalkResult.SKIP),
-        (tirx.Var, lambda var: found.append(var) if var in moving else None),
-    ]
+    kinds = [(TensorLoad, lambda _: WalkResult.SKIP), (kind, found.append)]
     structural_walk(expr, kinds, order="pre")
-    return bool(found)
+    return found

@@ -31,7 +31,8 @@ LEVELS = {
     3: {"picker", "search", "measure", "graph", "report"},
     4: {"runtime"},
     5: {
-        *("assembly", "check", "planner", "verify", "passes", "flow", "source", "symbolic"),
+        *("assembly", "check", "planner", "verify", "passes", "flow", "source"),
+        *("symbolic", "symbolic_attention"),
         *("trials", "tuner", "tuning"),
         *("metaschedule", "metaschedule_export", "metaschedule_import"),
     },

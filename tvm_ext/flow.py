@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.errors import LogError, ShapeError, TargetError
-from tvm_ext.graph.unify import EXTENTS
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import graph_passes, lifted, tasks_of
@@ -24,7 +24,7 @@ from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
-from tvm_ext.source import Shapes, left_open, open_extent, read_source
+from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, tables
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, Target, relax, tvm
 
@@ -81,9 +81,10 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     name = open_extent(model, shapes)
     with Target(hardware.target):
         if name:
-            sources = {extent: read_source(model, shapes, extent) for extent in EXTENTS}
-            source = left_open(list(sources.values()), EXTENTS, name)
-            mod = lifted(lambda e: sources[e].mod, name, run, hardware, decisions.append)
+            sources = read_open(model, shapes)
+            source = left_open(list(sources.values()), list(sources), name)
+            modules = {extent: found.mod for extent, found in sources.items()}
+            mod = lifted(modules, name, run, hardware, decisions.append, partial(tables, model))
             if mod is None:
                 raise ShapeError(
                     f"shapes: {name} cannot be left open in {source.name}, where more depends on "

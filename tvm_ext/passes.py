@@ -9,7 +9,7 @@ The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
@@ -19,6 +19,7 @@ from tvm_ext.errors import PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
+from tvm_ext.graph.constant_forms import Tables
 from tvm_ext.graph.find_group_norm import FindGroupNorm
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
@@ -106,7 +107,7 @@ def graph_passes(
         Normalise(),
         FoldLayout(),
         SplitBroadcasts(),
-        FuseAttention(hardware),
+        FuseAttention(hardware, extent),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldDepth(hardware, predict_us),
@@ -132,23 +133,25 @@ def graph_passes(
 
 
 def lifted(
-    at: Callable[[int], IRModule],
+    modules: Mapping[int, IRModule],
     name: str,
     run: Callable[[IRModule, list[Any]], IRModule],
     hardware: HardwareModel,
     explain: Explain | None = None,
+    tables: Tables = tuple,
 ) -> IRModule | None:
     """A module with an extent that is not known after all `graph_passes`, which see static shapes;
     None if it does not come out alike for two extents.
 
-    at    makes the module with a number for the extent
-    run   applies passes
+    modules  with one of `unify.EXTENTS` for the extent, and with the other
+    run      applies passes
+    tables   makes arrays of which constants may be the beginning
     """
     made = []
-    for extent in EXTENTS:
-        made.append(run(at(extent), graph_passes(hardware, explain, extent)))
+    for extent, mod in modules.items():
+        made.append(run(mod, graph_passes(hardware, explain, extent)))
         explain = None
-    whole = unify(made, name)
+    whole = unify(made, name, list(modules), tables)
     return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
 
 
@@ -275,10 +278,11 @@ def pipeline(log: str | None = None) -> Any:
         if len(functions) == len(symbols) == 1:
             (symbol,) = symbols
 
-            def at(extent: int) -> IRModule:
-                return relax.transform.BindSymbolicVars({symbol: extent})(mod)
-
-            made = lifted(at, str(symbol.name), applied, hardware)
+            modules = {
+                extent: relax.transform.BindSymbolicVars({symbol: extent})(mod)
+                for extent in EXTENTS[0]
+            }
+            made = lifted(modules, str(symbol.name), applied, hardware)
         if made is None:
             made = applied(mod, graph_passes(hardware))
         return applied(made, [Plan(hardware, log), *lowering_passes()])

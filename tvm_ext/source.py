@@ -7,13 +7,16 @@ module: it is read once for each number that is put there.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.graph.plan_memory import input_symbols
+from tvm_ext.graph.unify import EXTENTS
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import IRModule, relax, static_extents
 
@@ -67,6 +70,28 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
     return Source(imported.mod, name, inputs, outputs, imported.notes)
+
+
+def read_open(model: Any, shapes: Shapes | None) -> dict[int, Source]:
+    """The sources of a model by what stands for an extent that is left open: the first two numbers
+    that it takes, where positions, say, are counted up to some length. Raises what it raises for
+    the least ones."""
+    for place, extents in enumerate(EXTENTS):
+        try:
+            return {extent: read_source(model, shapes, extent) for extent in extents}
+        except ModelError:
+            if place == len(EXTENTS) - 1:
+                raise
+    raise AssertionError("the last one raises")
+
+
+def tables(model: Any) -> Iterator[np.ndarray]:
+    """The weights of an ONNX model, as they are before anything is worked out of them."""
+    if not isinstance(model, IRModule):
+        from tvm_ext.frontend.load import load_onnx
+        from tvm_ext.frontend.weights import arrays
+
+        yield from arrays(load_onnx(model))
 
 
 def left_open(sources: Sequence[Source], extents: Sequence[int], name: str) -> Source:

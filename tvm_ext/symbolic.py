@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
+from tvm_ext.symbolic_attention import plan_attention, typical
 from tvm_ext.tir.slices import with_slices
 from tvm_ext.tir.symbolic import Cut, Sized, cuts, in_tiles, instance, symbols
 from tvm_ext.tvm_api import PrimFunc
@@ -29,6 +30,8 @@ def plan(
     """The kernel for a task, whether or not its extents are known, to run between others of a model
     or `alone`."""
     func = task.original
+    if attention := plan_attention(task, hardware, database, alone=alone):
+        return attention
     if not symbols(func):
         return plan_task(task, hardware, database, alone=alone)
     tiles = _tiles(func, hardware)
@@ -54,6 +57,8 @@ def plan(
 
 def parts(task: Task, hardware: HardwareModel) -> list[Task]:
     """What has plans of its own: the task itself, or its tiles if its extents are not known."""
+    if attention := typical(task, hardware):
+        return [attention]
     if not symbols(task.original):
         return [task]
     return [tile.task for tile in _tiles(task.original, hardware, task.name).values()]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tvm_ext.compute.attention import attention, bias_by_keys, padded_queries
+from tvm_ext.compute.attention import attention as counted_attention
+from tvm_ext.compute.attention import bias_by_keys, padded_queries
 from tvm_ext.hardware import get, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import Built, build
@@ -42,6 +43,14 @@ BIASES: dict[str, tuple[int, ...]] = {
     "full": (0, 0, 0, 0),
 }
 """Whether an axis of the bias, b, h, i, j, has one element; empty for no bias."""
+
+
+def attention(
+    q: Any, k: Any, v: Any, bias: Any, scale: float, lanes: int, guarded: bool = False
+) -> Any:
+    """With no more queries than fill register tiles."""
+    columns = padded_queries(int(q.shape[1]), lanes)
+    return counted_attention(q, k, v, bias, scale, guarded, columns)
 
 
 def shape_of_bias(shape: str, bias: str) -> tuple[int, ...]:

@@ -37,24 +37,28 @@ def attention(
     v: Tensor,
     bias: Tensor | None,
     scale: float,
-    lanes: int,
-    guarded: bool = False,
+    guarded: bool,
+    columns: int,
+    rows: int = 0,
 ) -> Tensor:
     """q [B, I, H, D], k [B, J, G, D], v [B, J, G, E] → [B, I, H, E]; H / G heads share keys.
 
-    bias     added to the scores, [B or 1, H or 1, J or 1, `padded_queries` or 1]: keys before
+    bias     added to the scores, [B or 1, H or 1, J or more or 1, `columns` or 1]: keys before
              queries
     guarded  whether a query whose keys are all masked (or whose scores are NaN) gives zeros in
              place of NaN
+    columns  queries that are counted with, at least I: those beyond are the last one again
+    rows     keys that are counted with, if not J: those beyond are the last one, with no weight
     """
     batch, queries, heads, depth = (int(extent) for extent in q.shape)
-    keys, width = int(k.shape[1]), int(v.shape[3])
+    known, width = int(k.shape[1]), int(v.shape[3])
+    keys = rows or known
     shared = heads // int(k.shape[2])
 
     def own(h: Any) -> Any:
         return h // shared if shared > 1 else h
 
-    columns = padded_queries(queries, lanes)
+    zero = tirx.const(0.0, "float32")
 
     def turn(b: Any, h: Any, d: Any, i: Any) -> Any:
         return q[b, _or_last(i, queries, columns), h, d] * tirx.const(scale, "float32")
@@ -63,7 +67,9 @@ def attention(
     c = te.reduce_axis((0, depth), name="c")
     scores = te.compute(
         (batch, heads, keys, columns),
-        lambda b, h, j, i: te.sum(k[b, j, own(h), c] * turned[b, h, c, i], axis=c),
+        lambda b, h, j, i: te.sum(
+            k[b, _or_last(j, known, keys), own(h), c] * turned[b, h, c, i], axis=c
+        ),
         name="scores",
     )
     biased = scores if bias is None else _added(scores, bias)
@@ -73,11 +79,12 @@ def attention(
         lambda b, h, i: te.max(biased[b, h, m, i], axis=m),
         name="top",
     )
-    power = te.compute(
-        scores.shape,
-        lambda b, h, j, i: maths.exp(biased[b, h, j, i] - top[b, h, i]),
-        name="power",
-    )
+
+    def weight(b: Any, h: Any, j: Any, i: Any) -> Any:
+        power = maths.exp(biased[b, h, j, i] - top[b, h, i])
+        return power if keys == known else tirx.Select(j < known, power, zero)
+
+    power = te.compute(scores.shape, weight, name="power")
     n = te.reduce_axis((0, keys), name="n")
     total = te.compute(
         (batch, heads, columns), lambda b, h, i: te.sum(power[b, h, n, i], axis=n), name="total"
@@ -85,21 +92,22 @@ def attention(
     r = te.reduce_axis((0, keys), name="r")
     mixed = te.compute(
         (batch, heads, width, columns),
-        lambda b, h, e, i: te.sum(v[b, r, own(h), e] * power[b, h, r, i], axis=r),
+        lambda b, h, e, i: te.sum(
+            v[b, _or_last(r, known, keys), own(h), e] * power[b, h, r, i], axis=r
+        ),
         name="mixed",
     )
 
     def last(b: Any, i: Any, h: Any, e: Any) -> Any:
         mean = mixed[b, h, e, i] / total[b, h, i]
-        zero = tirx.const(0.0, "float32")
         return tirx.Select(total[b, h, i] > zero, mean, zero) if guarded else mean
 
     return te.compute((batch, queries, heads, width), last, name="attention")
 
 
-def _or_last(i: Any, queries: int, columns: int) -> Any:
-    """Column `i` as a query: beyond the last one, that one."""
-    return i if columns == queries else tirx.min(i, queries - 1)
+def _or_last(i: Any, known: int, counted: int) -> Any:
+    """Column `i` as a query, or row as a key: beyond the last one, that one."""
+    return i if counted == known else tirx.min(i, known - 1)
 
 
 def _added(scores: Tensor, bias: Tensor) -> Tensor:
@@ -112,13 +120,15 @@ def _added(scores: Tensor, bias: Tensor) -> Tensor:
     return te.compute(scores.shape, body, name="biased")
 
 
-def bias_by_keys(bias: Tensor, columns: int) -> Tensor:
-    """bias [B, H, I or 1, J or 1] → [B, H, J or 1, `columns` or 1], the last query repeated."""
-    batch, heads, queries, keys = bias.shape
-    if int(queries) == 1:
+def bias_by_keys(bias: Tensor, columns: int, spare: int = 0) -> Tensor:
+    """bias [B, H, I or 1, J or 1] → [B, H, J or 1, `columns` or 1], the last query repeated; where
+    there are several, the last key as well in `spare` more rows."""
+    batch, heads, queries, keys = (int(extent) for extent in bias.shape)
+    if queries == 1:
         return te.compute((batch, heads, keys, 1), lambda b, h, j, i: bias[b, h, 0, j], name="keys")
+    rows = keys + spare
 
     def turn(b: Any, h: Any, j: Any, i: Any) -> Any:
-        return bias[b, h, _or_last(i, int(queries), columns), j]
+        return bias[b, h, _or_last(i, queries, columns), _or_last(j, keys, rows)]
 
-    return te.compute((batch, heads, keys, columns), turn, name="keys")
+    return te.compute((batch, heads, rows, columns), turn, name="keys")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
@@ -28,6 +29,13 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                     yield attribute.t
                 elif attribute.type == onnx.AttributeProto.GRAPH:
                     graphs.append(attribute.g)
+
+
+def arrays(model: onnx.ModelProto) -> Iterator[np.ndarray]:
+    """Every weight that the model holds."""
+    for tensor in tensors(model):
+        if _nbytes(tensor) > HEAVY_BYTES:
+            yield numpy_helper.to_array(tensor)
 
 
 def detach_weights(

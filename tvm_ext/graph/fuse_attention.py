@@ -32,6 +32,8 @@ from tvm_ext.tvm_api import (
 
 POSITIONS_FIRST = (0, 2, 1, 3)
 """b, h, i, d  →  b, i, h, d, and back."""
+MORE = 8
+"""What a length may have beyond an extent that is not known: a new word, a class."""
 KEPT = 0.5
 """Part of a core's own cache that the scores of a vector of queries may take, and their powers."""
 
@@ -43,21 +45,24 @@ class FuseAttention:
     vector of queries and a core's own cache holds their scores.
 
     hardware  the machine: its vector width and caches
+    extent    stands for one that is not known, if given: lengths that follow it are left open
     """
 
     hardware: HardwareModel
+    extent: int = 0
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module; the operators that were replaced are dead and gone."""
-        mod = rewritten(mod, _Fuser(mod, self.hardware))
+        mod = rewritten(mod, _Fuser(mod, self.hardware, self.extent))
         return relax.transform.DeadCodeElimination()(mod)
 
 
 @relax.expr_functor.mutator
 class _Fuser(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
+    def __init__(self, mod: IRModule, hardware: HardwareModel, extent: int) -> None:
         super().__init__(mod)
         self._hardware = hardware
+        self._extent = extent
         self._reader = ScoresReader(self)
         self._uses = count_uses(mod)
 
@@ -106,7 +111,9 @@ class _Fuser(relax.PyExprMutator):
             self._by_positions(source, axes)
             for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
-        operands = joined(self, operands, lambda var: self._uses[var] == 1)
+        is_open = self._is_open(scores.q.ty.shape[-2]) or self._is_open(scores.kt.ty.shape[-1])
+        if not is_open:  # slices would be copies, of which that one takes in none
+            operands = joined(self, operands, lambda var: self._uses[var] == 1)
         for factor in scores.factors:
             turned = relax.op.permute_dims(self._with_heads(factor, len(rows)), POSITIONS_FIRST)
             each = self.builder_.emit(turned)
@@ -119,9 +126,9 @@ class _Fuser(relax.PyExprMutator):
             one = self._with_heads(term, len(rows))
             bias = one if bias is None else self.builder_.emit(relax.op.add(bias, one))
         scale = scores.scale * q.scale * k.scale
-        if guarded:  # of which Relax's operator knows nothing
-            lanes = self._hardware.lanes(4)
-            made = attention_call(self.builder_, operands, bias, scale, lanes, guarded=True)
+        if guarded or is_open:  # of which Relax's operator knows nothing
+            lanes, how = self._hardware.lanes(4), {"guarded": guarded, "is_open": is_open}
+            made = attention_call(self.builder_, operands, bias, scale, lanes, **how)
         else:
             made = relax.op.nn.attention(*operands, bias, tirx.FloatImm("float32", scale))
         fused = self.builder_.emit(made)
@@ -182,8 +189,14 @@ class _Fuser(relax.PyExprMutator):
         return (
             self._hardware.kind != "cuda"
             and left[:-2] == right[:-2] == last[:-2]
-            and left[-2] >= lanes
+            and (left[-2] >= lanes or self._is_open(keys))
             and 2 * 4 * keys * lanes <= self._hardware.own_cache_bytes * KEPT
+        )
+
+    def _is_open(self, length: Any) -> bool:
+        """Whether a length follows the extent that is not known: some of it, or a few more."""
+        return bool(self._extent) and (
+            int(length) % self._extent == 0 or abs(int(length) - self._extent) <= MORE
         )
 
     def _permuted(self, source: Any, axes: tuple[int, ...]) -> Any:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.attention import attention, bias_by_keys, padded_queries
+from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS
 from tvm_ext.graph.legalise_norm import STANDS_ALONE, static_shape
-from tvm_ext.tvm_api import constant, constant_array
+from tvm_ext.tvm_api import constant, constant_array, tirx
 
 
 def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
@@ -35,25 +36,38 @@ def attention_call(
     lanes: int,
     *,
     guarded: bool = False,
+    is_open: bool = False,
 ) -> Any:
     """The call of `compute.attention`: queries, keys and values with positions before heads, and a
-    bias of four axes, queries before keys, or None."""
-    columns = padded_queries(int(operands[0].ty.shape[1]), lanes)
-    turned = [] if bias is None else [_by_keys(builder, bias, columns)]
+    bias of four axes, queries before keys, or None.
+
+    is_open  whether their lengths stand for some that are not known: all else is left to the
+             kernel's plan
+    """
+    queries = int(operands[0].ty.shape[1])
+    columns = queries if is_open else padded_queries(queries, lanes)
+    attrs: dict[str, Any] = dict(STANDS_ALONE)
+    if is_open:
+        attrs[OPEN] = [tirx.FloatImm("float64", scale), guarded]
+    turned = []
+    if bias is not None:
+        spare = SPARE_ROWS if is_open and int(bias.ty.shape[2]) > 1 else 0
+        turned = [_by_keys(builder, bias, columns, spare)]
 
     def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        return attention(q, k, v, bias[0] if bias else None, scale, lanes, guarded)
+        return attention(q, k, v, bias[0] if bias else None, scale, guarded, columns)
 
     return builder.call_te(
-        body, *operands, *turned, primfunc_name_hint="attention", primfunc_attrs=STANDS_ALONE
+        body, *operands, *turned, primfunc_name_hint="attention", primfunc_attrs=attrs
     )
 
 
-def _by_keys(builder: Any, bias: Any, columns: int) -> Any:
-    """A bias with keys before queries, these padded; worked out here if it is a constant."""
-    array = constant_array(bias)
+def _by_keys(builder: Any, bias: Any, columns: int, spare: int) -> Any:
+    """A bias with keys before queries, these padded; worked out here if it is a constant whose
+    extents are known."""
+    array = None if spare else constant_array(bias)
     if array is None:
-        return builder.emit_te(bias_by_keys, bias, columns, primfunc_attrs=STANDS_ALONE)
+        return builder.emit_te(bias_by_keys, bias, columns, spare, primfunc_attrs=STANDS_ALONE)
     turned = array.swapaxes(2, 3)
     if turned.shape[3] > 1:
         after = columns - turned.shape[3]

@@ -2,10 +2,9 @@
 
     f(x: [499, 28, 28, 64])   and   f(x: [1006, 28, 28, 64])   →   f(x: [n, 28, 28, 64])
 
-So a model goes through every pass with static shapes, twice, and what comes out is lifted (the
-least general generalisation of two terms, Plotkin 1970): numbers that are `a * 499 + b` in the one
-and `a * 1006 + b` in the other are `a * n + b`, all else must be equal. What was made of the two is
-made of the one again and compared.
+So a model goes through every pass with static shapes, twice, and what comes out is lifted
+(`tir.generalise`): numbers that are `a * 499 + b` in the one and `a * 1006 + b` in the other are
+`a * n + b`, all else must be equal. What was made of the two is made of the one again and compared.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from tvm_ext.graph.grown_constants import GrownConstants, grown_constants
+from tvm_ext.graph.constant_forms import Tables
+from tvm_ext.graph.grown_constants import grown_constants
+from tvm_ext.tir.generalise import generalised, numbers
 from tvm_ext.tir.symbolic import instance
 from tvm_ext.tvm_api import (
     Call,
     GenericConst,
     IRModule,
     PrimFunc,
-    in_map_order,
     ir,
     op_name,
     relax,
@@ -30,15 +30,21 @@ from tvm_ext.tvm_api import (
     tirx,
 )
 
-EXTENTS = (499, 1006)
-"""A prime and two times one: what is a multiple of them is so because of the extent, or by rare
-chance. Between them lie 3 * 13 * 13, so that what is rounded up to whole vectors, or blocks of
-them, is no linear function of both."""
+EXTENTS = ((499, 1006), (173, 454), (31, 74))
+"""Pairs to choose from, for models that take no more: a prime and two times one, so that what is a
+multiple of them is so because of the extent, or by rare chance. What lies between them has no
+factor of two, so that what is rounded up to whole vectors, or blocks of them, is no linear function
+of both."""
 
 
-def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
-    """The module of which two are instances, with `EXTENTS` for an extent of that name; None if
-    they differ by more."""
+def unify(
+    modules: Sequence[IRModule], name: str, extents: Sequence[int], tables: Tables = tuple
+) -> IRModule | None:
+    """The module of which two are instances, with those numbers for an extent of that name; None if
+    they differ by more.
+
+    tables  as in `grown_constants`
+    """
     first, second = ({str(v.name_hint): f for v, f in mod.functions.items()} for mod in modules)
     if first.keys() != second.keys():
         return None
@@ -49,7 +55,7 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
     untold: dict[str, int] = {}
     for own, one in first.items():
         if isinstance(one, PrimFunc):
-            found = _program(one, second[own], name, taken.get(own))
+            found = _program((one, second[own]), extents, name, taken.get(own))
             if found is None:
                 return None
             kernels[own] = builder.add_func(found[0], own)
@@ -58,15 +64,14 @@ def unify(modules: Sequence[IRModule], name: str) -> IRModule | None:
     for own, one in first.items():
         if not isinstance(one, PrimFunc):
             other = second[own]
-            constants = grown_constants(one, other, symbol, EXTENTS, builder)
-            made = None
-            pairs = _pairs(one, other)
-            if constants is not None and pairs is not None and _steps(one) == _steps(other):
-                made = _unified(one, pairs, symbol, 1, constants)
+            constants = grown_constants(one, other, symbol, extents, builder, tables)
+            if constants is None or _steps(one) != _steps(other):
+                return None
+            in_turn = (GenericConst, constants.in_turn())
+            made = generalised((one, other), [[e] for e in extents], [symbol], [in_turn])
             if made is None:
                 return None
-            made = constants.made_in(made) if constants else made
-            functions[own] = _calling(made, kernels, untold, symbol)
+            functions[own] = _calling(constants.made_in(made), kernels, untold, symbol)
     result = builder.get()
     for own, function in functions.items():
         result[own] = function
@@ -132,19 +137,20 @@ def _operands(mod: IRModule) -> dict[str, int]:
 
 
 def _program(
-    one: PrimFunc, other: PrimFunc, name: str, operands: int | None
+    pair: Sequence[PrimFunc], extents: Sequence[int], name: str, operands: int | None
 ) -> tuple[PrimFunc, int] | None:
     """A kernel, and the steps of the extent that its symbol counts if that is a parameter of its
     own, after its operands; 0 if the extents of its tensors tell it. The steps are the largest by
     which they grow, so that most do."""
-    pairs = _pairs(one, other)
-    if pairs is None:
+    found = [numbers(func) for func in pair]
+    if len(found[0]) != len(found[1]):
         return None
-    size = gcd(*(abs(b - a) // _APART for a, b in pairs))
+    apart = extents[1] - extents[0]
+    size = gcd(*(abs(b - a) // apart for a, b in zip(*found, strict=True)))
     if not size:
-        return (one, 0) if structural_equal(one, other) else None
+        return (pair[0], 0) if structural_equal(*pair) else None
     symbol = tirx.Var(name, "int64")
-    made = _unified(one, pairs, symbol, size)
+    made = generalised(pair, [[extent * size] for extent in extents], [symbol])
     if made is None:
         return None
     told = instance(made, {symbol: 1}) is not None
@@ -153,47 +159,8 @@ def _program(
     if not told:
         params = [*made.params[:operands], symbol, *made.params[operands:]]
         made = PrimFunc(params, made.body, attrs=made.attrs)
-    for func, extent in zip((one, other), EXTENTS, strict=True):
+    for func, extent in zip(pair, extents, strict=True):
         again = instance(made, {symbol: extent * size})
         if again is None or not structural_equal(again, func):
             return None
     return made, 0 if told else size
-
-
-def _unified(
-    one: Any,
-    pairs: list[tuple[int, int]],
-    symbol: Any,
-    size: int,
-    constants: GrownConstants | None = None,
-) -> Any:
-    """A function with `a // size * symbol + b` for numbers that are `a * extent + b`, beside those
-    of the other function; None if they are not."""
-    if any((b - a) % _APART or b < a for a, b in pairs):
-        return None
-    place = iter(pairs)
-
-    def lifted(number: Any) -> Any:
-        a, b = next(place)
-        if a == b:
-            return number
-        step = (b - a) // _APART
-        offset = a - step * EXTENTS[0]
-        dtype = str(number.ty.dtype)
-        own = symbol if dtype == str(symbol.ty.dtype) else symbol.astype(dtype)
-        grown = own if step == size else own * tirx.const(step // size, dtype)
-        return grown + tirx.const(offset, dtype) if offset else grown
-
-    kinds: list[tuple[Any, Any]] = [(tirx.IntImm, lifted)]
-    if constants is not None:
-        kinds.append((GenericConst, constants.in_turn()))
-    return structural_map(one, kinds, order="post")
-
-
-def _pairs(one: Any, other: Any) -> list[tuple[int, int]] | None:
-    """The numbers of two functions side by side; None if one has more."""
-    numbers = [list(map(int, in_map_order(func, tirx.IntImm))) for func in (one, other)]
-    return list(zip(*numbers, strict=True)) if len(numbers[0]) == len(numbers[1]) else None
-
-
-_APART = EXTENTS[1] - EXTENTS[0]

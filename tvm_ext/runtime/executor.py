@@ -64,12 +64,17 @@ class Compiled:
         return self.manifest.outputs
 
     def __call__(self, *given: Any, **named: Any) -> list[np.ndarray]:
-        """Runs the model once. Raises InputError for a wrong name, count, dtype or shape.
+        """Runs the model once. Raises InputError for a wrong name, count, dtype or shape, or for
+        more along an extent that was left open than the model has values for.
 
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
         hand_over = shared if self.manifest.anywhere else tensor
-        result = self._main(*map(hand_over, self.bind(*given, **named)))
+        inputs = list(map(hand_over, self.bind(*given, **named)))
+        try:
+            result = self._main(*inputs)
+        except IndexError as error:  # `tvm_lowering.LIMIT`
+            raise InputError(f"inputs: {error}; give less at once") from None
         return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property

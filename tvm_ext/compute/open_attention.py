@@ -1,0 +1,115 @@
+"""Attention of lengths that are not known, counted in whole tiles.
+
+    attention(q[1, n, 12, 64], k[1, n, 12, 64], v)
+        =   `rows` keys and `columns` queries, any numbers from n on, of which n count
+
+A function of the lengths known carries `OPEN`, by which it is found again once they are open; the
+plan is that of one with typical lengths, and its kernel that of any (`tir.generalise`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tvm_ext.compute.attention import attention
+from tvm_ext.tvm_api import PrimFunc, te, tirx
+
+OPEN = "tvm_ext.open_attention"
+"""Attribute of such a function: [scale, whether guarded]."""
+SPARE_ROWS = 96
+"""Rows of a bias beyond the keys, where it has a column for each query: a last tile of queries may
+read on beyond the last row. No block of queries is wider."""
+TYPICAL = 384
+"""What a length that is not known is planned for."""
+
+
+class Lengths(NamedTuple):
+    """Of an attention in whole tiles; numbers or expressions."""
+
+    rows: Any
+    """Keys, in whole tiles; or how many tiles."""
+    columns: Any
+    """Queries likewise."""
+    keys: Any
+    queries: Any
+    bias: Any
+    """Elements of a bias for each head, if it has a column for each query."""
+
+
+@dataclass(frozen=True)
+class OpenAttention:
+    """What is known of it, and its lengths as they are given."""
+
+    q: tuple[Any, ...]
+    k: tuple[Any, ...]
+    v: tuple[Any, ...]
+    bias: tuple[Any, ...] | None
+    scale: float
+    guarded: bool
+
+    @classmethod
+    def of(cls, func: PrimFunc) -> OpenAttention | None:
+        """That of a function that carries `OPEN`; None of any other."""
+        if not func.attrs or OPEN not in func.attrs:
+            return None
+        scale, guarded = func.attrs[OPEN]
+        shapes = [tuple(param.shape) for param in func.params if hasattr(param, "shape")]
+        q, k, v, *bias, _ = shapes
+        return cls(q, k, v, bias[0] if bias else None, float(scale), bool(int(guarded)))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether a bias has a column for each query."""
+        return self.bias is not None and not _is_one(self.bias[3])
+
+    def typical(self, lanes: int) -> PrimFunc:
+        """The function of typical lengths, in whole vectors of queries."""
+        queries, keys = (
+            int(shape[1]) if isinstance(shape[1], tirx.IntImm) else TYPICAL
+            for shape in (self.q, self.k)
+        )
+        columns = -(-queries // lanes) * lanes
+        shape = self.bias and (
+            *self.bias[:2],
+            1 if _is_one(self.bias[2]) else keys,
+            columns if self.has_columns else 1,
+        )
+        bias = None if shape is None else te.placeholder(shape, "float32", "bias")
+        return self._func(bias, bias, Lengths(keys, columns, keys, queries, 0))
+
+    def at(self, lengths: Lengths) -> PrimFunc:
+        """The function of those lengths, rows and columns more than keys and queries."""
+        if self.bias is None:
+            return self._func(None, None, lengths)
+        if not self.has_columns:
+            keys = 1 if _is_one(self.bias[2]) else lengths.keys
+            given = te.placeholder((*self.bias[:2], keys, 1), "float32", "bias")
+        else:
+            given = te.placeholder((*self.bias[:2], lengths.bias), "float32", "bias")
+        rows = 1 if _is_one(self.bias[2]) else lengths.rows
+        last = lengths.keys - 1
+
+        def view(b: Any, h: Any, j: Any, i: Any) -> Any:
+            key = j if rows == 1 else tirx.min(j, last)
+            if not self.has_columns:
+                return given[b, h, key, 0]
+            return given[b, h, key * lengths.queries + i]
+
+        shape = (*self.bias[:2], rows, lengths.columns if self.has_columns else 1)
+        return self._func(given, te.compute(shape, view, name="view"), lengths)
+
+    def _func(self, given: Any, bias: Any, lengths: Lengths) -> PrimFunc:
+        (batch, _, heads, depth), (_, _, groups, _), width = self.q, self.k, self.v[3]
+        shapes = {
+            "q": (batch, lengths.queries, heads, depth),
+            "k": (batch, lengths.keys, groups, depth),
+            "v": (batch, lengths.keys, groups, width),
+        }
+        q, k, v = (te.placeholder(shape, "float32", name) for name, shape in shapes.items())
+        y = attention(q, k, v, bias, self.scale, self.guarded, lengths.columns, lengths.rows)
+        return te.create_prim_func([q, k, v, *([] if given is None else [given]), y])
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, int | tirx.IntImm) and int(extent) == 1

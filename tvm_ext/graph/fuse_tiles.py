@@ -19,10 +19,10 @@ from math import inf
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
+from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region, is_settled
 from tvm_ext.tile.strip import row_axes
 from tvm_ext.tir import prepare
-from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
 STRIPS = "strips"
 """The rule of its kernels."""
@@ -117,8 +117,8 @@ class _Fuser(Merger):
         if name not in self._fit:
             func = self.mod[call.kernel]
             self._fit[name] = (
-                "has a schedule of its own"
-                if is_scheduled(func)
+                "has a plan of its own"
+                if is_settled(func)
                 else "becomes parts written in place"
                 if func.attrs and CONCAT_AXIS in func.attrs
                 else ""

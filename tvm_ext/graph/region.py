@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, ClassVar
 
+from tvm_ext.compute.open_attention import OpenAttention
 from tvm_ext.graph.memory_order import type_bytes
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tir.read import uses_again
@@ -179,6 +180,11 @@ class Region:
             return None
 
 
+def is_settled(func: PrimFunc) -> bool:
+    """Whether a kernel takes in no others: it has a schedule, or is planned as what it is."""
+    return is_scheduled(func) or OpenAttention.of(func) is not None
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     """Bytes of different tensors."""
     return sum(type_bytes(tensor.ty) for tensor in dict.fromkeys(tensors))
@@ -258,7 +264,7 @@ class Merger(ABC):
         name = str(call.kernel.name_hint)
         if name not in self._products:
             func = self.mod[call.kernel]
-            self._products[name] = not is_scheduled(func) and uses_again(func)
+            self._products[name] = not is_settled(func) and uses_again(func)
         return self._products[name]
 
     def slower(self, region: Region, func: PrimFunc, **asked: str) -> str:

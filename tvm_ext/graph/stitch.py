@@ -19,11 +19,11 @@ from heapq import heappop, heappush
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
+from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region, is_settled
 from tvm_ext.tile.fuse import along_rows, row_tile
 from tvm_ext.tir import prepare
 from tvm_ext.tir.read import uses_again
-from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
 RULE = "rows"
 
@@ -137,8 +137,8 @@ class _Stitcher(Merger):
             self._heavy[name] = (
                 "becomes parts written in place"
                 if func.attrs and CONCAT_AXIS in func.attrs
-                else "has a schedule of its own"
-                if is_scheduled(func)
+                else "has a plan of its own"
+                if is_settled(func)
                 else "is a product or a window"
                 if uses_again(func)
                 else ""

@@ -32,7 +32,7 @@ LEVELS = {
     4: {"runtime"},
     5: {
         *("assembly", "check", "planner", "verify", "passes", "flow", "source"),
-        *("symbolic", "symbolic_attention"),
+        *("symbolic", "symbolic_attention", "elastic"),
         *("trials", "tuner", "tuning"),
         *("metaschedule", "metaschedule_export", "metaschedule_import"),
     },

@@ -1,18 +1,22 @@
-"""Plans for functions with extents that are not known: a plan for each of a few sizes of tile.
+"""Plans for functions with extents that are not known.
 
-[n, 768] x [768, 3072]   →   tiles of 64 rows, of 16, of 4, of one; each has a plan
+[n, 64, 56, 56] convolved     →   tiles of 4 images, and of one: each has a plan
+[n, 768] x [768, 3072]        →   tiles of 256 rows, and for the rest a kernel for any number
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
 
+from tvm_ext.elastic import elastic
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
+from tvm_ext.shield import shield
 from tvm_ext.symbolic_attention import plan_attention, typical
 from tvm_ext.tir.slices import with_slices
-from tvm_ext.tir.symbolic import Cut, Sized, cuts, in_tiles, instance, symbols
+from tvm_ext.tir.symbolic import Cut, Sized, Varying, cuts, in_tiles, instance, symbols
 from tvm_ext.tvm_api import PrimFunc
 
 GROWTH = 4
@@ -22,6 +26,11 @@ GAIN = 0.95
 """What the time of a slice must come down to for a tile to grow."""
 LARGEST = 1024
 """Slices of a tile at most."""
+MANY = 16
+"""Slices from which on a tile is one of rows rather than of images: what is left of such takes a
+kernel for any number of them, since small tiles would read the same weights again and again."""
+FILLED = 8
+"""Rows of its register tiles at most; for fewer rows there is one by single rows."""
 
 
 def plan(
@@ -44,15 +53,36 @@ def plan(
             size: plan_task(tile.task, hardware, database, alone=alone)
             for size, tile in tiles.items()
         }
-    least = _least(list(tiles), [each.option.predicted_us for each in planned.values()])
-    kernels = [
-        Sized(size, fewest, each.func)
-        for (size, each), fewest in zip(planned.items(), least, strict=True)
-    ]
     reasons = [f"tile of {size}: {r}" for size, each in planned.items() for r in each.reasons]
+    kernels = _kernels(func, planned, hardware, reasons)
     chosen = planned[1].option  # what is reported is of one slice
     whole = in_tiles(func, kernels, task.slices)
     return Planned(task, whole, chosen, [Option("none", None)], reasons)
+
+
+def _kernels(
+    func: PrimFunc, planned: Mapping[int, Planned], hardware: HardwareModel, reasons: list[str]
+) -> list[Sized | Varying]:
+    """Those of all tiles, largest first; or of the largest and, for what is left, by the plans of
+    the others one for any number of slices and one for few."""
+    sizes, each_us = list(planned), [each.option.predicted_us for each in planned.values()]
+    if sizes[0] > MANY:
+        cut, varying = (cuts(func) or ())[-1], []
+        for typical, filled in ((sizes[1], FILLED), (GROWTH, 1)):
+            with shield("kernel for any number of slices", reasons):
+                own = planned[typical].option.plan
+                if found := elastic(func, cut, typical, filled, hardware, own):
+                    varying.append(found)
+        if len(varying) == 2:
+            many, few = varying
+            fewest = min(ceil(each_us[0] / many.slice_us), sizes[0])
+            many = many._replace(least=max(many.least, GROWTH))
+            return [Sized(sizes[0], fewest, planned[sizes[0]].func), many, few]
+    least = _least(sizes, each_us)
+    return [
+        Sized(size, fewest, each.func)
+        for (size, each), fewest in zip(planned.items(), least, strict=True)
+    ]
 
 
 def parts(task: Task, hardware: HardwareModel) -> list[Task]:
@@ -77,6 +107,8 @@ def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[
             break
         size *= GROWTH
         tiles[size] = more
+    if MANY <= size < LARGEST:
+        tiles[size * GROWTH] = more
     return dict(sorted(tiles.items(), reverse=True))
 
 

@@ -30,8 +30,8 @@ from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tir.generalise import generalised
 from tvm_ext.tir.slices import of_rows, with_slices
-from tvm_ext.tir.symbolic import of_tensors, tensors
-from tvm_ext.tvm_api import PrimFunc, mark_scheduled, structural_map, tirx
+from tvm_ext.tir.symbolic import of_tensors, substituted, tensors
+from tvm_ext.tvm_api import PrimFunc, mark_scheduled, tirx
 
 KEYS = ((5, 1), (7, 2), (11, 1))
 QUERIES = ((3, 1), (5, 2), (7, 1))
@@ -157,7 +157,7 @@ def _for_any_lengths(task: Task, found: OpenAttention, tiles: _Plan) -> PrimFunc
         view = tirx.decl_buffer(flat.shape, flat.dtype, "bias", layout=None)
         declared = [tirx.DeclBuffer(view, data=given[flat].data)]
         given[flat] = view
-    body = structural_map(kernel.body, [(tirx.Var, lambda var: given.get(var, var))], order="post")
+    body = substituted(kernel.body, given)
     whole = PrimFunc(whole.params, tirx.SeqStmt([*declared, body]) if declared else body)
     return mark_scheduled(whole.with_attr(dict(task.original.attrs.items())))
 

@@ -4,7 +4,8 @@
     for i in range(2012)   made for 1006          →   for i in range(2 * rows)
 
 The least general generalisation of several terms (Plotkin, Machine Intelligence 5, 1970), where
-numbers may differ by an affine function: `k` functions tell one of `k - 1` quantities.
+numbers may differ by an affine function: `k` functions tell one of `k - 1` quantities, one more
+whether it is one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def generalised(
     """The first function with `a * symbol + .. + c`, in whole numbers, where the numbers of all
     differ; None if they are no such functions of the points. What else differs is not looked at.
 
-    points   for each function the values of the symbols with which it was made
+    points   for each function the values of the symbols with which it was made; more than symbols
+             by one at least, and the more the surer
     symbols  variables, or what should be written for them
     also     what the map does beside, to nodes of other kinds
     """
@@ -44,7 +46,8 @@ def generalised(
     table = np.array(found, np.int64)
     basis = np.array([[*point, 1] for point in points], np.int64)
     differing = np.flatnonzero((table != table[0]).any(0))
-    steps = np.rint(np.linalg.solve(basis, table[:, differing])).astype(np.int64)
+    solved = np.linalg.lstsq(basis.astype(float), table[:, differing].astype(float), rcond=None)
+    steps = np.rint(solved[0]).astype(np.int64)
     if (basis @ steps != table[:, differing]).any():
         return None
     grown = {int(place): steps[:, at] for at, place in enumerate(differing)}

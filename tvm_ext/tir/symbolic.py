@@ -147,11 +147,23 @@ class Sized(NamedTuple):
     """The `instance` of that size, scheduled."""
 
 
+class Varying(NamedTuple):
+    """A kernel for any number of slices from some on."""
+
+    least: int
+    func: PrimFunc
+    symbol: Any
+    """The variable in it that says how many there are."""
+    slice_us: float
+    """Predicted time of one."""
+
+
 def in_tiles(
-    func: PrimFunc, kernels: Sequence[Sized], slices: Mapping[int, Strides] | None = None
+    func: PrimFunc, kernels: Sequence[Sized | Varying], slices: Mapping[int, Strides] | None = None
 ) -> PrimFunc:
     """The function as loops over tiles, the largest first, those of one slice last; marked as
-    scheduled. It must have `cuts`.
+    scheduled. Right behind the largest may be kernels that take all that are left. It must have
+    `cuts`.
 
     slices  parameters that lie in larger tensors, as in `tir.slices`
     """
@@ -164,18 +176,29 @@ def in_tiles(
     extent = last.extent
     # slices done, kept in memory: what is bound to a variable TVM puts in its place, and its
     # simplifier then takes half a minute over the last loop
+    rest = extent % kernels[0].size if isinstance(kernels[0], Sized) else extent
     memory = tirx.decl_buffer((1,), INDEX, "done", scope="local")
     body: list[Any] = [tirx.AllocBuffer(memory), tirx.BufferStore(memory, _ZERO, [_ZERO])]
     for kernel in kernels:
         done, count, tile = (tirx.Var(name, INDEX) for name in ("done", "count", "tile"))
         left = extent - done
-        more = tirx.all(extent >= kernel.size, left % kernel.size >= kernel.least)
-        start = tirx.min(done + tile * kernel.size, extent - kernel.size)
-        after = tirx.min(done + count * kernel.size, extent)
+        body.append(tirx.Bind(done, tirx.BufferLoad(memory, [_ZERO])))
+        if isinstance(kernel, Varying):
+            # once at most; how many there are is told without memory, and what they are at least:
+            # else TVM would not see how small the buffers of register tiles are
+            times = tirx.Select(left >= kernel.least, _ONE, _ZERO)
+            start, after = extent - rest, tirx.Select(left >= kernel.least, extent, done)
+            one = substituted(kernel.func, {kernel.symbol: tirx.max(rest, kernel.least)})
+        else:
+            more = tirx.all(extent >= kernel.size, left % kernel.size >= kernel.least)
+            times = left // kernel.size + tirx.Select(more, _ONE, _ZERO)
+            start = tirx.min(done + tile * kernel.size, extent - kernel.size)
+            after = tirx.min(done + count * kernel.size, extent)
+            one = kernel.func
+        inside = _tile(whole, of_rows(one, own), [*outside, (last, start)], own)
         body += [
-            tirx.Bind(done, tirx.BufferLoad(memory, [_ZERO])),
-            tirx.Bind(count, left // kernel.size + tirx.Select(more, _ONE, _ZERO)),
-            _loop(whole, of_rows(kernel.func, own), [*outside, (last, start)], own, tile, count),
+            tirx.Bind(count, times),
+            tirx.For(tile, _ZERO, count, tirx.ForKind.SERIAL, inside),
             tirx.BufferStore(memory, after, [_ZERO]),
         ]
     nest: Any = tirx.SeqStmt(body[:-1])
@@ -193,15 +216,13 @@ def of_tensors(func: PrimFunc, slices: Mapping[int, Strides]) -> dict[int, Strid
     return {places.index(place): strides for place, strides in slices.items()}
 
 
-def _loop(
+def _tile(
     func: PrimFunc,
     kernel: PrimFunc,
     begins: Sequence[tuple[Cut, Any]],
     slices: Mapping[int, Strides],
-    tile: Any,
-    count: Any,
 ) -> Any:
-    """A kernel for so many tiles, one after another; `begins` are their first slices."""
+    """A kernel for one tile; `begins` are its first slices."""
     views: dict[Any, Any] = {}
     wholes = tensors(func)
     for place, (whole, part) in enumerate(zip(wholes, kernel.params, strict=True)):
@@ -213,8 +234,9 @@ def _loop(
         for cut, begin in begins:
             if (dim := cut.dims[place]) is not None:
                 offset = offset + begin * (strides[dim[0]] * dim[1])
+        known = all(isinstance(extent, tirx.IntImm) for extent in part.shape)
         views[part] = tirx.decl_buffer(
-            part.shape,
+            part.shape if known or flat else whole.shape,  # of which nothing but strides is used
             part.dtype,
             part.name,
             strides=None if flat or _is_dense(part, begins[-1][0].dims[place]) else strides,
@@ -224,8 +246,13 @@ def _loop(
         )
     pairs = zip(views.values(), wholes, strict=True)
     declared = [tirx.DeclBuffer(view, data=whole.data) for view, whole in pairs]
-    body = structural_map(kernel.body, [(tirx.Var, lambda var: views.get(var, var))], order="post")
-    return tirx.For(tile, _ZERO, count, tirx.ForKind.SERIAL, tirx.SeqStmt([*declared, body]))
+    body = substituted(kernel.body, views)
+    return tirx.SeqStmt([*declared, body])
+
+
+def substituted(node: Any, values: Mapping[Any, Any]) -> Any:
+    """A function or a part of one with others in place of some variables, tensors among them."""
+    return structural_map(node, [(tirx.Var, lambda var: values.get(var, var))], order="post")
 
 
 def _is_dense(part: Any, dim: tuple[int, int] | None) -> bool:

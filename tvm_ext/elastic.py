@@ -1,0 +1,172 @@
+"""Kernels for any number of slices from some on: what smaller tiles would do one after another.
+
+    37 rows times a matrix, in tiles of 16, 16, 4 and 1     the matrix is read four times
+    one kernel for as many rows as there are                once
+
+Its plan is one for a typical number: what covers all slices there does so for others, what is a
+tile of a few stays one. Kernels of it for several numbers are generalised (`tir.generalise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from tvm_ext.compute.plain_calls import with_vector_maths
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker import pick, predict
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tir import prepare, write
+from tvm_ext.tir.generalise import generalised
+from tvm_ext.tir.symbolic import Cut, Varying, instance
+from tvm_ext.tvm_api import PrimFunc, tirx
+
+RULES = ("tile", "rows", "flat")
+"""Of plans that may be for any number."""
+CANDIDATES = 1000
+"""Plans to look among: few have small tiles of slices."""
+MANY = 33
+"""Tiles from which on no tail has a loop of its own (`tile.shift.WORTH_A_LOOP`)."""
+
+
+def elastic(
+    func: PrimFunc,
+    cut: Cut,
+    typical: int,
+    filled: int,
+    hardware: HardwareModel,
+    preferred: TilePlan | None = None,
+) -> Varying | None:
+    """A kernel of a function for any number of slices along a cut that fills a tile of its plan,
+    `filled` slices at most; None if no plan is for others than the number that it was made for.
+
+    typical    what plans are made for
+    preferred  one that comes before those of the picker
+    """
+    graphs = [_graph(func, cut, slices) for slices in (typical, typical + 1)]
+    if graphs[0] is None or graphs[1] is None:
+        return None
+    growth = _growth(graphs[0], graphs[1])
+    plans = [candidate.plan for candidate in pick(graphs[0], hardware, CANDIDATES)]
+    for plan in plans if preferred is None else [preferred, *plans]:
+        grown = _Grown.of(plan, growth, typical)
+        if grown is None or grown.slices > filled:
+            continue
+        if found := _varying(func, cut, grown, predict(graphs[0], plan, hardware).latency_us):
+            return found
+    return None
+
+
+def _instance(func: PrimFunc, cut: Cut, slices: int) -> PrimFunc:
+    one = instance(func, cut.sizes(slices))
+    assert one is not None  # what has cuts has instances
+    return one
+
+
+def _graph(func: PrimFunc, cut: Cut, slices: int) -> TileGraph | None:
+    prepared = prepare(_instance(func, cut, slices))
+    return prepared.graph if prepared else None
+
+
+def _growth(one: TileGraph, more: TileGraph) -> list[dict[int, int]]:
+    """For each stage how many elements a slice has along each axis that grows."""
+    return [
+        {axis: n - m for axis, (m, n) in enumerate(zip(a.extents, b.extents, strict=True)) if m < n}
+        for a, b in zip(one.nodes, more.nodes, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """A plan for some number of slices, as one for any."""
+
+    plan: TilePlan
+    growth: Sequence[dict[int, int]]
+    typical: int
+    tiles: tuple[int, ...]
+    """Elements of tiles along what grows that do not cover all, the largest first."""
+    unit: int
+    """Elements of a slice along that axis."""
+
+    @property
+    def slices(self) -> int:
+        """The least number that it is for: fewer do not fill a tile."""
+        return -(-max(self.tiles, default=1) // self.unit)
+
+    @classmethod
+    def of(cls, plan: TilePlan, growth: Sequence[dict[int, int]], typical: int) -> _Grown | None:
+        """None of a plan that is for this number only."""
+        if any(part.rule not in RULES for part in plan.parts()):
+            return None
+        tiles = {
+            (entry.tile.extents[axis], unit)
+            for part in plan.parts()
+            for axis, unit in growth[part.anchor].items()
+            for entry in part.tiles
+            if entry.tile.extents[axis] > 1
+            and (entry.level == "register" or entry.tile.extents[axis] < typical * unit)
+        }
+        units = {unit for _, unit in tiles}
+        if len(units) > 1:
+            return None
+        sizes = sorted((size for size, _ in tiles), reverse=True)
+        return cls(plan, growth, typical, tuple(sizes), next(iter(units), 1))
+
+    def at(self, slices: int) -> TilePlan:
+        """The plan for so many."""
+        first, *rest = (self._part(part, slices) for part in self.plan.parts())
+        return replace(first, also=tuple(rest))
+
+    def _part(self, part: TilePlan, slices: int) -> TilePlan:
+        def grown(tile: Tile) -> Tile:
+            extents = list(tile.extents)
+            for axis, unit in self.growth[part.anchor].items():
+                if extents[axis] == self.typical * unit:
+                    extents[axis] = slices * unit
+            return Tile(tuple(extents))
+
+        return replace(
+            part, also=(), tiles=tuple(LevelTile(t.level, grown(t.tile)) for t in part.tiles)
+        )
+
+    def counts(self, slices: Any) -> tuple[Any, ...]:
+        """What numbers in a kernel for so many slices depend on: these, and for each size of tile
+        how many they take, the last one perhaps not whole."""
+        return slices, *((slices * self.unit + (tile - 1)) // tile for tile in self.tiles)
+
+    def points(self) -> list[int]:
+        """Numbers of slices that tell how kernels depend on all that is counted, each with last
+        tiles that are not whole; none if there are no such."""
+        first = MANY * max(self.tiles, default=1) // self.unit
+        chosen: list[int] = []
+        rank = 0
+        for slices in range(first, 2 * first):
+            if any(slices * self.unit % tile == 0 for tile in self.tiles):
+                continue
+            basis = np.array([(*self.counts(one), 1) for one in (*chosen, slices)])
+            more = int(np.linalg.matrix_rank(basis))
+            if more > rank:
+                chosen, rank = [*chosen, slices], more
+            elif rank == len(self.tiles) + 2:  # one to see that they do
+                return [*chosen, slices]
+        return []
+
+
+def _varying(func: PrimFunc, cut: Cut, grown: _Grown, predicted_us: float) -> Varying | None:
+    points = grown.points()
+    made = [
+        write(with_vector_maths(_instance(func, cut, slices)), grown.at(slices))
+        for slices in points
+    ]
+    symbol = tirx.Var("slices", "int64")
+    counts = [grown.counts(slices) for slices in points]
+    kernel = generalised(made, counts, grown.counts(symbol)) if made else None
+    if kernel is None:
+        return None
+    return Varying(grown.slices, kernel, symbol, predicted_us / grown.typical)

@@ -46,21 +46,26 @@ def elastic(
     """A kernel of a function for any number of slices along a cut that fills a tile of its plan,
     `filled` slices at most; None if no plan is for others than the number that it was made for.
 
-    typical    what plans are made for
-    preferred  one that comes before those of the picker
+    typical    what plans are made for; of those the best is taken if half of the last tile is
+               missing
+    preferred  one that comes before those of the picker, if it is one for any number
     """
     graphs = [_graph(func, cut, slices) for slices in (typical, typical + 1)]
     if graphs[0] is None or graphs[1] is None:
         return None
     growth = _growth(graphs[0], graphs[1])
-    plans = [candidate.plan for candidate in pick(graphs[0], hardware, CANDIDATES)]
-    for plan in plans if preferred is None else [preferred, *plans]:
-        grown = _Grown.of(plan, growth, typical)
-        if grown is None or grown.slices > filled:
-            continue
-        if found := _varying(func, cut, grown, predict(graphs[0], plan, hardware).latency_us):
-            return found
-    return None
+    ranked: list[tuple[float, float, _Grown]] = []
+    for candidate in pick(graphs[0], hardware, CANDIDATES):
+        grown = _Grown.of(candidate.plan, growth, typical)
+        if grown is not None and grown.slices <= filled:
+            us = candidate.estimate.latency_us
+            ranked.append((us * (1 + grown.slices / 2 / typical), us, grown))
+    ranked.sort(key=lambda each: each[0])
+    own = preferred and _Grown.of(preferred, growth, typical)
+    if preferred and own and own.slices <= filled:
+        ranked.insert(0, (0.0, predict(graphs[0], preferred, hardware).latency_us, own))
+    made = (_varying(func, cut, grown, us) for _, us, grown in ranked)
+    return next((one for one in made if one), None)
 
 
 def _instance(func: PrimFunc, cut: Cut, slices: int) -> PrimFunc:

@@ -70,7 +70,8 @@ def _kernels(
         cut, varying = (cuts(func) or ())[-1], []
         for typical, filled in ((sizes[1], FILLED), (GROWTH, 1)):
             with shield("kernel for any number of slices", reasons):
-                own = planned[typical].option.plan
+                option = planned[typical].option
+                own = option.plan if option.source == "log" else None
                 if found := elastic(func, cut, typical, filled, hardware, own):
                     varying.append(found)
         if len(varying) == 2:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from math import lcm
 
 from msgspec.structs import replace
@@ -90,7 +91,8 @@ def plan_attention(
     if found is None or one is None or one.graph is None:
         return None
     reasons: list[str] = []
-    for option, tiles in _options(one, hardware, database, reasons, alone=alone):
+    found_plans = _options(one, hardware, database, reasons, alone=alone)
+    for option, tiles in islice(found_plans, PICKED):
         with shield(f"{option.source} plan", reasons):
             func = _for_any_lengths(task, found, tiles)
             return Planned(task, func, option, [Option("none", None)], reasons)
@@ -123,7 +125,7 @@ def _options(
             option = Option("picker", candidate.plan, guess.bound, guess.latency_us)
             missing = (1 + tiles.keys / 2 / keys) * (1 + tiles.queries / 2 / columns)
             ranked.append((guess.latency_us * missing, option, tiles))
-    for _, option, tiles in sorted(ranked, key=lambda each: each[0])[:PICKED]:
+    for _, option, tiles in sorted(ranked, key=lambda each: each[0]):
         yield option, tiles
 
 
@@ -133,7 +135,7 @@ def _for_any_lengths(task: Task, found: OpenAttention, tiles: _Plan) -> PrimFunc
     depth = int(found.q[3])
     points = [_point(tiles, keys, QUERIES[0]) for keys in KEYS]
     points += [_point(tiles, KEYS[0], queries) for queries in QUERIES[1:]]
-    points += [points[0]._replace(bias=BIAS[1])]
+    points += [points[0]._replace(bias=BIAS[1]), _point(tiles, KEYS[1], QUERIES[2])]
     made = []
     for point in points:
         func = with_vector_maths(found.at(tiles.lengths(point)))

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tvm_ext.graph.unify import EXTENTS, at_extent, unify
+from tvm_ext.graph.unify import EXTENTS as CHOICES
+from tvm_ext.graph.unify import at_extent, unify
 from tvm_ext.tir.symbolic import instance, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, structural_equal, te, topi
 
+EXTENTS = CHOICES[0]
 Build = Callable[[Any, Any], Any]
 """From a builder and an input to a result."""
 WEIGHT = constant(np.ones((6, 10), "float32"))
@@ -27,7 +30,7 @@ def module(extent: int, build: Build, *rest: int) -> IRModule:
 
 
 def unified(build: Build, *rest: int) -> IRModule | None:
-    return unify([module(extent, build, *rest) for extent in EXTENTS], "n")
+    return unify([module(extent, build, *rest) for extent in EXTENTS], "n", EXTENTS)
 
 
 def kernels(mod: IRModule) -> list[PrimFunc]:
@@ -91,6 +94,25 @@ def test_what_differs_by_more_is_refused() -> None:
         return relax.op.tanh(x)
 
     assert unified(fewer, 6) is None
+
+
+@pytest.mark.parametrize("extents", CHOICES)
+def test_squares_are_no_affine_function(extents: tuple[int, int]) -> None:
+    """Two of them are: 1505 * n - 501994 is 499 * 499 and 1006 * 1006."""
+
+    def build(builder: Any, x: Any) -> Any:
+        n = int(x.ty.shape[0])
+        return builder.call_te(lambda x: te.compute((n * n,), lambda i: x[i % n, 0]), x)
+
+    assert unify([module(extent, build, 6) for extent in extents], "n", extents) is None
+
+
+@pytest.mark.parametrize("size", [4, 8, 12, 16, 32, 48, 64])
+@pytest.mark.parametrize("extents", CHOICES)
+def test_what_is_rounded_up_is_no_affine_function(extents: tuple[int, int], size: int) -> None:
+    whole = [-(-extent // size) * size for extent in extents]
+    apart = extents[1] - extents[0]
+    assert (whole[1] - whole[0]) % apart
 
 
 def test_a_sum_over_it_is_none_of_many_slices_but_the_same_function() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Count:
         out = te.compute(shape(own), body, name="count")
         told = [] if self.axis is not None else [own]
         func = te.create_prim_func([*given, *told, out]).without_attr("global_symbol")
-        operands = [constant(np.ascontiguousarray(array)) for array in (self.start, self.step)]
+        operands = [constant(np.asarray(array, order="C")) for array in (self.start, self.step)]
         taken = relax.Tuple([*operands, *([] if self.axis is not None else [symbol])])
         ty = relax.TensorType(shape(symbol), str(self.start.dtype))
         return relax.call_tir(builder.add_func(func, "count"), taken, ty)
@@ -89,8 +90,10 @@ class Count:
             return None
         if axis is None:
             step, left = np.divmod(other - one, extents[1] - extents[0])
-            found = cls(one - step * extents[0], step, None)
-            return None if left.any() else found
+            start = np.asarray(one - step * extents[0])
+            if left.any() or (abs(start) >= prod(extents)).any():  # as its square would
+                return None
+            return cls(start, np.asarray(step), None)
         start, following = (one.take([place], axis) for place in (0, 1))
         step = following - start
         for array in pair:
@@ -229,4 +232,4 @@ def _made(
         func = mark_written(func.with_body(tirx.SeqStmt([asserted(own), func.body])), CYCLES)
     variable = builder.add_func(func, "grown")
     ty = relax.TensorType(list(shape), str(table.dtype))
-    return relax.call_tir(variable, relax.Tuple([constant(np.ascontiguousarray(table))]), ty)
+    return relax.call_tir(variable, relax.Tuple([constant(np.asarray(table, order="C"))]), ty)

@@ -13,7 +13,7 @@ import numpy as np
 from tvm_ext.compute.attention import attention, bias_by_keys, padded_queries
 from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS
 from tvm_ext.graph.legalise_norm import STANDS_ALONE, static_shape
-from tvm_ext.tvm_api import constant, constant_array, tirx
+from tvm_ext.tvm_api import constant, constant_array, relax, tirx
 
 
 def legalise_attention(builder: Any, call: Any, options: Any) -> Any:
@@ -51,7 +51,11 @@ def attention_call(
         attrs[OPEN] = [tirx.FloatImm("float64", scale), guarded]
     turned = []
     if bias is not None:
-        spare = SPARE_ROWS if is_open and int(bias.ty.shape[2]) > 1 else 0
+        *first, each, of_keys = map(int, bias.ty.shape)
+        spare = SPARE_ROWS if is_open and each > 1 else 0
+        if spare and of_keys == 1:
+            full = [*first, each, int(operands[1].ty.shape[1])]
+            bias = builder.emit(relax.op.broadcast_to(bias, full))
         turned = [_by_keys(builder, bias, columns, spare)]
 
     def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:

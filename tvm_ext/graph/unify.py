@@ -10,7 +10,7 @@ So a model goes through every pass with static shapes, twice, and what comes out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from tvm_ext.graph.constant_forms import Tables
@@ -69,7 +69,7 @@ def unify(
                 return None
             in_turn = (GenericConst, constants.in_turn())
             made = generalised((one, other), [[e] for e in extents], [symbol], [in_turn])
-            if made is None:
+            if made is None or not _are_affine((one, other), extents):
                 return None
             functions[own] = _calling(constants.made_in(made), kernels, untold, symbol)
     result = builder.get()
@@ -136,6 +136,16 @@ def _operands(mod: IRModule) -> dict[str, int]:
     return found
 
 
+def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
+    """Whether the numbers of two functions are not some that follow a square of the extent: of two
+    squares there is an affine function as well, with minus the product of the extents."""
+    for a, b in zip(*map(numbers, pair), strict=True):
+        step, left = divmod(b - a, extents[1] - extents[0])
+        if a != b and (left or abs(a - step * extents[0]) >= prod(extents)):
+            return False
+    return True
+
+
 def _program(
     pair: Sequence[PrimFunc], extents: Sequence[int], name: str, operands: int | None
 ) -> tuple[PrimFunc, int] | None:
@@ -151,7 +161,7 @@ def _program(
         return (pair[0], 0) if structural_equal(*pair) else None
     symbol = tirx.Var(name, "int64")
     made = generalised(pair, [[extent * size] for extent in extents], [symbol])
-    if made is None:
+    if made is None or not _are_affine(pair, extents):
         return None
     told = instance(made, {symbol: 1}) is not None
     if not told and operands is None:

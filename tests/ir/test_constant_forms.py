@@ -1,0 +1,109 @@
+"""What constants may be of an extent that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.graph.constant_forms import Beginning, Count, Diagonals, Repeated, form_of
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, array_of, relax, tirx, tvm
+
+EXTENTS = (499, 1006)
+TABLE = np.random.default_rng(0).standard_normal((2048, 3)).astype("float32")
+Make = Callable[[int], np.ndarray]
+
+
+def form(make: Make, *tables: np.ndarray) -> Any:
+    return form_of([make(extent) for extent in EXTENTS], EXTENTS, lambda: tables)
+
+
+def distances(n: int) -> np.ndarray:
+    """j - i."""
+    return np.arange(n) - np.arange(n)[:, None]
+
+
+FORMS: dict[str, tuple[type, Make]] = {
+    "places": (Count, lambda n: np.arange(n)),
+    "places and others": (
+        Count,
+        lambda n: np.stack(np.broadcast_arrays(np.arange(n)[:, None], np.arange(5)), -1),
+    ),
+    "the inner axis": (Count, lambda n: np.arange(3)[:, None] * 7 - 2 * np.arange(n)),
+    "a shape": (Count, lambda n: np.array([n, 128, 12 * n])),
+    "a number": (Count, lambda n: np.array(n - 1)),
+    "integers as floats": (Count, lambda n: np.arange(n, dtype=np.float32)),
+    "repeated": (Repeated, lambda n: np.repeat(np.float32([[0.5, -1.5]]), n, 0)),
+    "repeated truths": (Repeated, lambda n: np.ones((1, n, 1), bool)),
+    "positions": (Beginning, lambda n: TABLE[None, :n]),
+    "positions of columns": (Beginning, lambda n: TABLE[:n, 1][None, :, None]),
+    "a mask": (Diagonals, lambda n: np.tril(np.ones((n, n), bool))[None]),
+    "a mask with a window": (
+        Diagonals,
+        lambda n: np.where(np.abs(distances(n)) < 9, 0, -np.inf).astype(np.float32),
+    ),
+    "distances in buckets, by heads": (
+        Diagonals,
+        lambda n: np.moveaxis(TABLE[np.clip(distances(n), -64, 64) + 64], -1, 0)[None],
+    ),
+    "distances beside each other": (
+        Diagonals,
+        lambda n: np.sign(distances(n)).reshape(n, 1, n, 1).astype(np.int32),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_call_makes_it_for_any_extent(kind: str) -> None:
+    wanted, make = FORMS[kind]
+    tables = () if "columns" in kind else (TABLE[::-1].copy(), TABLE)
+    found = form(make, *tables)
+    assert isinstance(found, wanted)
+    builder, n = relax.BlockBuilder(), tirx.Var("n", "int64")
+    call = found.call(n, builder)
+    mod = builder.get()
+    kernel = mod[call.args[0]]
+    assert isinstance(kernel, PrimFunc)
+    built = tvm.compile(
+        IRModule({"main": kernel.with_attr("global_symbol", "main")}),
+        Target("llvm"),
+        tir_pipeline="tvm_ext",
+    )
+    operands = [field for field in call.args[1].fields if hasattr(field, "value")]
+    given = [array_of(operand.value) for operand in operands if hasattr(operand.value, "numpy")]
+    told = len(call.args[1].fields) > len(given)
+    for extent in (1, 2, 7, 800):
+        expected = make(extent)
+        out = tvm.runtime.empty(expected.shape, str(expected.dtype))
+        told_extent = (extent,) if told else ()
+        built["main"](*map(tvm.runtime.tensor, given), *told_extent, out)
+        np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def test_no_more_rows_than_the_table_has() -> None:
+    """What is not found among the weights is all there is."""
+    for tables, most in (((TABLE,), len(TABLE)), ((TABLE[:, :2], TABLE[:1000]), EXTENTS[1])):
+        found = form(lambda n: TABLE[:n], *tables)
+        assert isinstance(found, Beginning)
+        assert found.table.shape == (most, 3)
+
+
+REFUSED: dict[str, Make] = {
+    "squares": lambda n: np.array(n * n),
+    "a fraction": lambda n: np.float32([1 / n]),
+    "rounded up": lambda n: np.array([-(-n // 16) * 16]),
+    "twice as many": lambda n: np.arange(2 * n),
+    "random": lambda n: np.random.default_rng(n).standard_normal(8),
+    "rows in reverse": lambda n: TABLE[:n][::-1],
+    "of different types": lambda n: np.zeros(n, np.int32 if n < 500 else np.int64),
+    "the first column": lambda n: np.eye(n, dtype=np.float32) + (np.arange(n) == 0),
+    "all distances": lambda n: distances(n),
+    "other sizes": lambda n: np.zeros((n + 1, 2), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_of_no_form(kind: str) -> None:
+    assert form(REFUSED[kind]) is None

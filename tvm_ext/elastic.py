@@ -129,16 +129,14 @@ class _Grown:
         return replace(first, also=tuple(rest))
 
     def _part(self, part: TilePlan, slices: int) -> TilePlan:
-        def grown(tile: Tile) -> Tile:
-            extents = list(tile.extents)
+        def grown(entry: LevelTile) -> LevelTile:
+            extents = list(entry.tile.extents)
             for axis, unit in self.growth[part.anchor].items():
-                if extents[axis] == self.typical * unit:
+                if entry.level != "register" and extents[axis] == self.typical * unit:
                     extents[axis] = slices * unit
-            return Tile(tuple(extents))
+            return LevelTile(entry.level, Tile(tuple(extents)))
 
-        return replace(
-            part, also=(), tiles=tuple(LevelTile(t.level, grown(t.tile)) for t in part.tiles)
-        )
+        return replace(part, also=(), tiles=tuple(map(grown, part.tiles)))
 
     def counts(self, slices: Any) -> tuple[Any, ...]:
         """What numbers in a kernel for so many slices depend on: these, and for each size of tile

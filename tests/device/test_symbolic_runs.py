@@ -15,7 +15,7 @@ from tvm_ext.tvm_api import IRModule, PrimFunc, Target, constant, relax, te, tir
 
 HOST = resolve("cpu")
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
-EXTENTS = [1, 2, 3, 5, 7, 16, 17, 63, 64, 65, 131]
+EXTENTS = [1, 2, 3, 5, 7, 16, 17, 63, 64, 65, 131, 1023, 1024, 1500]
 
 
 def built(func: PrimFunc) -> Any:

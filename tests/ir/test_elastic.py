@@ -1,0 +1,118 @@
+"""Kernels for any number of slices: which plans can be such, and what their numbers depend on."""
+
+from __future__ import annotations
+
+import pytest
+from fused_modules import HARDWARE
+from msgspec.structs import replace
+
+from tvm_ext.elastic import _graph, _Grown, _growth, elastic
+from tvm_ext.planner import make_task
+from tvm_ext.symbolic import FILLED, _kernels, _tiles
+from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.plan import LevelTile, Tile, TilePlan
+from tvm_ext.tir.symbolic import Sized, Varying, cuts
+from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
+
+N = tirx.Var("n", "int64")
+TYPICAL = 40
+
+
+def dense(unit: int = 1) -> PrimFunc:
+    """n * unit rows of 96 times a matrix."""
+    x = te.placeholder((N * unit if unit > 1 else N, 96), "float32", "x")
+    w = te.placeholder((96, 160), "float32", "w")
+    k = te.reduce_axis((0, 96), "k")
+    y = te.compute((x.shape[0], 160), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="y")
+    func = te.create_prim_func([x, w, topi.nn.relu(y)])
+    return func if unit == 1 else PrimFunc([*func.params, N], func.body, attrs=func.attrs)
+
+
+def norm() -> PrimFunc:
+    x = te.placeholder((N, 96), "float32", "x")
+    return te.create_prim_func([x, topi.nn.softmax(x)])
+
+
+def tile(core: int, register: int) -> TilePlan:
+    return TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((core, 160, 96))),
+            LevelTile("register", Tile((register, 32, 4))),
+        ),
+        order=(0, 1, 2),
+        parallel=1,
+        lanes=16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("core", "register", "tiles"),
+    [(TYPICAL, 6, (6,)), (12, 6, (12, 6)), (TYPICAL, TYPICAL, (TYPICAL,)), (TYPICAL, 1, ())],
+)
+def test_tiles_of_some_slices_stay(core: int, register: int, tiles: tuple[int, ...]) -> None:
+    """A tile of all grows, but for one that is unrolled."""
+    func = dense()
+    (cut,) = cuts(func) or ()
+    graphs = [_graph(func, cut, slices) for slices in (TYPICAL, TYPICAL + 1)]
+    assert graphs[0] is not None
+    assert graphs[1] is not None
+    grown = _Grown.of(tile(core, register), _growth(*graphs), TYPICAL)
+    assert grown is not None
+    assert grown.tiles == tiles
+    assert grown.slices == max(tiles, default=1)
+    more = _graph(func, cut, 100)
+    assert more is not None
+    plan = grown.at(100)
+    check_plan(more, plan)
+    assert plan.at("core").extents[0] == (100 if core == TYPICAL else core)
+    assert plan.at("register").extents[0] == register
+
+
+def test_points_leave_tails_and_differ() -> None:
+    func = dense()
+    (cut,) = cuts(func) or ()
+    graphs = [_graph(func, cut, slices) for slices in (TYPICAL, TYPICAL + 1)]
+    assert graphs[0] is not None
+    assert graphs[1] is not None
+    grown = _Grown.of(tile(12, 6), _growth(*graphs), TYPICAL)
+    assert grown is not None
+    points = grown.points()
+    assert len(points) == 5, "slices, two counts of tiles, a constant, and one to see"
+    assert all(slices % 6 for slices in points)
+    two = replace(tile(TYPICAL, 2))
+    other = _Grown.of(two, _growth(*graphs), TYPICAL)
+    assert other is not None
+    assert other.points() == [], "odd numbers do not tell slices from pairs of them"
+
+
+def test_rows_of_a_product_have_two_beside_a_large_tile() -> None:
+    func = dense()
+    planned = _tiles(func, HARDWARE)
+    large, many, few = _kernels(func, planned, HARDWARE, [])
+    assert isinstance(large, Sized)
+    assert isinstance(many, Varying)
+    assert isinstance(few, Varying)
+    assert large.size == max(planned)
+    assert 1 < many.least <= FILLED
+    assert few.least == 1
+
+
+@pytest.mark.parametrize("func", [dense(), norm()])
+def test_there_is_one_for_any_number(func: PrimFunc) -> None:
+    (cut,) = cuts(func) or ()
+    found = elastic(func, cut, TYPICAL, 8, HARDWARE)
+    assert found is not None
+    assert found.least <= 8
+    assert found.slice_us > 0
+
+
+def test_images_are_tiles_of_a_few() -> None:
+    """What takes longer for one slice than a launch does is not read again for others."""
+    x = te.placeholder((N, 56, 56, 64), "float32", "x")
+    w = te.placeholder((3, 3, 64, 64), "float32", "w")
+    y = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
+    task = make_task(te.create_prim_func([x, w, y]), "conv")
+    kernels = _kernels(task.original, _tiles(task.original, HARDWARE), HARDWARE, [])
+    assert all(isinstance(kernel, Sized) for kernel in kernels)

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.graph.constant_forms import Beginning, Count, Diagonals, Repeated, form_of
+from tvm_ext.graph.constant_forms import (
+    Beginning,
+    Count,
+    Diagonals,
+    Length,
+    Number,
+    Repeated,
+    form_of,
+)
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, array_of, relax, tirx, tvm
 
 EXTENTS = (499, 1006)
@@ -32,10 +40,16 @@ FORMS: dict[str, tuple[type, Make]] = {
         lambda n: np.stack(np.broadcast_arrays(np.arange(n)[:, None], np.arange(5)), -1),
     ),
     "the inner axis": (Count, lambda n: np.arange(3)[:, None] * 7 - 2 * np.arange(n)),
-    "a shape": (Count, lambda n: np.array([n, 128, 12 * n])),
-    "a number": (Count, lambda n: np.array(n - 1)),
+    "a shape": (Number, lambda n: np.array([n, 128, 12 * n])),
+    "a number": (Number, lambda n: np.array(n - 1)),
     "integers as floats": (Count, lambda n: np.arange(n, dtype=np.float32)),
     "repeated": (Repeated, lambda n: np.repeat(np.float32([[0.5, -1.5]]), n, 0)),
+    "twice as many": (Count, lambda n: np.arange(2 * n)),
+    "one more": (Repeated, lambda n: np.full((n + 1, 2), 0.125, np.float32)),
+    "a mask after others": (
+        Diagonals,
+        lambda n: np.arange(n + 3) - np.arange(n)[:, None] <= 3,
+    ),
     "repeated truths": (Repeated, lambda n: np.ones((1, n, 1), bool)),
     "positions": (Beginning, lambda n: TABLE[None, :n]),
     "positions of columns": (Beginning, lambda n: TABLE[:n, 1][None, :, None]),
@@ -88,19 +102,20 @@ def test_no_more_rows_than_the_table_has() -> None:
         found = form(lambda n: TABLE[:n], *tables)
         assert isinstance(found, Beginning)
         assert found.table.shape == (most, 3)
+        assert found.limit == (Length(1, 0), most)
 
 
 REFUSED: dict[str, Make] = {
     "squares": lambda n: np.array(n * n),
     "a fraction": lambda n: np.float32([1 / n]),
     "rounded up": lambda n: np.array([-(-n // 16) * 16]),
-    "twice as many": lambda n: np.arange(2 * n),
     "random": lambda n: np.random.default_rng(n).standard_normal(8),
     "rows in reverse": lambda n: TABLE[:n][::-1],
     "of different types": lambda n: np.zeros(n, np.int32 if n < 500 else np.int64),
     "the first column": lambda n: np.eye(n, dtype=np.float32) + (np.arange(n) == 0),
     "all distances": lambda n: distances(n),
-    "other sizes": lambda n: np.zeros((n + 1, 2), np.float32),
+    "as many as squares": lambda n: np.zeros(n * n, np.float32),
+    "fewer for more": lambda n: np.zeros(2000 - n, np.float32),
 }
 
 

@@ -185,8 +185,13 @@ def by_itself(emit: Emit, scores: Any) -> Any:
 
 
 def by_rows(emit: Emit, scores: Any) -> Any:
-    rows = constant(np.ones((1, 2, 48, 1), "float32"))
+    rows = constant(np.linspace(1, 2, 96, dtype="float32").reshape(1, 2, 48, 1))
     return emit(op.multiply(scores, rows))
+
+
+def by_as_many_equal(emit: Emit, scores: Any) -> Any:
+    columns = constant(np.full(int(scores.ty.shape[-1]), 0.125, "float32"))
+    return emit(op.multiply(scores, columns))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +212,10 @@ def by_rows(emit: Emit, scores: Any) -> Any:
 )
 def test_others_stay_as_they_are(mod: IRModule) -> None:
     assert not [name for name in names(fused(mod)) if "attention" in name]
+
+
+def test_a_scale_may_be_a_tensor_of_one_number() -> None:
+    assert attention(fused(heads(by_as_many_equal))).attrs.scale.value == pytest.approx(0.125)
 
 
 def test_no_gpu_has_a_plan_for_it_yet() -> None:

@@ -144,6 +144,9 @@ def axes_of(call: Any) -> tuple[int, ...]:
 
 
 def _number(expr: Any) -> float | None:
-    """The number that a constant of one element is; None for any other expression."""
+    """The number that all elements of a constant are; None for any other expression."""
     array = constant_array(expr)
-    return float(array.reshape(())) if isinstance(array, np.ndarray) and array.size == 1 else None
+    if not isinstance(array, np.ndarray) or not array.size:
+        return None
+    first = array.reshape(-1)[0]
+    return float(first) if array.size == 1 or (array == first).all() else None

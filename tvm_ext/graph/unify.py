@@ -10,10 +10,10 @@ So a model goes through every pass with static shapes, twice, and what comes out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
-from tvm_ext.graph.constant_forms import Tables
+from tvm_ext.graph.constant_forms import Length, Tables
 from tvm_ext.graph.grown_constants import grown_constants
 from tvm_ext.tir.generalise import generalised, numbers
 from tvm_ext.tir.symbolic import instance
@@ -137,13 +137,10 @@ def _operands(mod: IRModule) -> dict[str, int]:
 
 
 def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
-    """Whether the numbers of two functions are not some that follow a square of the extent: of two
-    squares there is an affine function as well, with minus the product of the extents."""
-    for a, b in zip(*map(numbers, pair), strict=True):
-        step, left = divmod(b - a, extents[1] - extents[0])
-        if a != b and (left or abs(a - step * extents[0]) >= prod(extents)):
-            return False
-    return True
+    """Whether numbers of two functions that differ are such of the extent, not of its square."""
+    return all(
+        a == b or Length.of((a, b), extents) for a, b in zip(*map(numbers, pair), strict=True)
+    )
 
 
 def _program(

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from test_attention import BOUND, expected
 
 from tvm_ext.compute.attention import attention
-from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS, TYPICAL, OpenAttention
+from tvm_ext.compute.open_attention import (
+    OPEN,
+    SPARE_ROWS,
+    TYPICAL,
+    OpenAttention,
+    by_positions,
+)
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import make_task
@@ -30,24 +36,34 @@ BIASES = {"keys": (False, False), "keys of heads": (True, False), "both": (True,
 """Whether each head has one of its own, and each query."""
 
 
-def static(queries: int, keys: int, bias: str, groups: int, guarded: bool) -> PrimFunc:
+def static(
+    queries: int,
+    keys: int,
+    bias: str,
+    groups: int,
+    guarded: bool,
+    heads_first: tuple[bool, ...],
+) -> PrimFunc:
     """As a graph pass makes it, with numbers for the lengths."""
-    q, k, v = (
-        te.placeholder(tuple(tirx.const(e, "int64") for e in shape), "float32", name)
-        for name, shape in (
-            ("q", (1, queries, HEADS, DEPTH)),
-            ("k", (1, keys, groups, DEPTH)),
-            ("v", (1, keys, groups, WIDTH)),
-        )
-    )
+    operands = []
+    for shape, first in zip(shapes(queries, keys, groups), heads_first, strict=True):
+        lies = (shape[0], shape[2], shape[1], shape[3]) if first else shape
+        extents = tuple(tirx.const(e, "int64") for e in lies)
+        operands.append(te.placeholder(extents, "float32", "qkv"[len(operands)]))
+    q, k, v = by_positions(operands, heads_first)
     m = None
     if bias:
         shape = bias_shape(queries, keys, bias)
         m = te.placeholder(tuple(tirx.const(e, "int64") for e in shape), "float32", "m")
     y = attention(q, k, v, m, DEPTH**-0.5, guarded, queries)
-    tensors = [q, k, v, *([] if m is None else [m]), y]
+    tensors = [*operands, *([] if m is None else [m]), y]
     func = te.create_prim_func(tensors, index_dtype_override="int64")
-    return func.with_attr(OPEN, [tirx.FloatImm("float64", DEPTH**-0.5), guarded])
+    attribute = [tirx.FloatImm("float64", DEPTH**-0.5), guarded, *heads_first]
+    return func.with_attr(OPEN, attribute)
+
+
+def shapes(queries: int, keys: int, groups: int) -> tuple[tuple[int, ...], ...]:
+    return (1, queries, HEADS, DEPTH), (1, keys, groups, DEPTH), (1, keys, groups, WIDTH)
 
 
 def bias_shape(queries: int, keys: int, bias: str) -> tuple[int, ...]:
@@ -57,7 +73,13 @@ def bias_shape(queries: int, keys: int, bias: str) -> tuple[int, ...]:
     return (1, HEADS if heads else 1, keys + spare, queries if columns else 1)
 
 
-def open_func(which: str, bias: str = "", groups: int = HEADS, guarded: bool = False) -> PrimFunc:
+def open_func(
+    which: str,
+    bias: str = "",
+    groups: int = HEADS,
+    guarded: bool = False,
+    heads_first: tuple[bool, ...] = (False, False, False),
+) -> PrimFunc:
     """`which` of the lengths is open: q, k, both, or one for both."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     if which == "same":
@@ -69,7 +91,7 @@ def open_func(which: str, bias: str = "", groups: int = HEADS, guarded: bool = F
     else:
         points, symbols = [(31,), (53,)], [n]
         lengths = [(31, 17), (53, 17)] if which == "q" else [(5, 31), (5, 53)]
-    made = [static(*each, bias, groups, guarded) for each in lengths]
+    made = [static(*each, bias, groups, guarded, heads_first) for each in lengths]
     func = generalised(made, points, symbols)
     assert func is not None
     return func
@@ -83,12 +105,7 @@ def built(func: PrimFunc) -> Any:
 def arrays(queries: int, keys: int, bias: str, groups: int) -> list[np.ndarray]:
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (
-        rng.standard_normal(shape).astype("float32")
-        for shape in (
-            (1, queries, HEADS, DEPTH),
-            (1, keys, groups, DEPTH),
-            (1, keys, groups, WIDTH),
-        )
+        rng.standard_normal(shape).astype("float32") for shape in shapes(queries, keys, groups)
     )
     if not bias:
         return [q, k, v]
@@ -103,9 +120,15 @@ def wanted(given: list[np.ndarray], keys: int, groups: int) -> np.ndarray:
     return expected(q, k, v, *turned)
 
 
-def run(kernel: Any, given: list[np.ndarray]) -> np.ndarray:
+def run(
+    kernel: Any, given: list[np.ndarray], heads_first: tuple[bool, ...] = (False, False, False)
+) -> np.ndarray:
     out = tvm.runtime.tensor(np.full((1, given[0].shape[1], HEADS, WIDTH), np.nan, "float32"))
-    kernel["main"](*map(tvm.runtime.tensor, given), out)
+    lie = [
+        np.ascontiguousarray(one.swapaxes(1, 2)) if first else one
+        for one, first in zip(given, (*heads_first, False), strict=False)
+    ]
+    kernel["main"](*map(tvm.runtime.tensor, lie), out)
     return out.numpy()
 
 
@@ -143,6 +166,20 @@ def test_heads_that_share_keys() -> None:
     planned = plan(make_task(open_func("same", "both", groups=1), "attention"), HOST)
     assert planned.option.source == "picker", planned.reasons
     check_lengths(built(planned.func), "same", "both", groups=1)
+
+
+@pytest.mark.parametrize("heads_first", [(False, True, True), (True, False, True)])
+def test_heads_before_positions(heads_first: tuple[bool, ...]) -> None:
+    """Keys and values that were kept of words before."""
+    func = open_func("k", "keys", heads_first=heads_first)
+    planned = plan(make_task(func, "attention"), HOST)
+    assert planned.option.source == "picker", planned.reasons
+    kernel = built(planned.func)
+    for keys in LENGTHS:
+        given = arrays(5, keys, "keys", HEADS)
+        y = wanted(given, keys, HEADS)
+        error = np.abs(run(kernel, given, heads_first) - y).max() / np.abs(y).max()
+        assert error < BOUND, (keys, error)
 
 
 @cache

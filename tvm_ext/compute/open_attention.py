@@ -9,14 +9,16 @@ plan is that of one with typical lengths, and its kernel that of any (`tir.gener
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm_ext.compute.attention import attention
-from tvm_ext.tvm_api import PrimFunc, te, tirx
+from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
 
 OPEN = "tvm_ext.open_attention"
-"""Attribute of such a function: [scale, whether guarded]."""
+"""Attribute of such a function: its scale, whether it is guarded, and whether heads come before
+positions in queries, in keys and in values."""
 SPARE_ROWS = 96
 """Rows of a bias beyond the keys, where it has a column for each query: a last tile of queries may
 read on beyond the last row. No block of queries is wider."""
@@ -47,16 +49,24 @@ class OpenAttention:
     bias: tuple[Any, ...] | None
     scale: float
     guarded: bool
+    heads_first: tuple[bool, ...]
+    """Of queries, keys and values as they are given; the shapes here are with positions first."""
 
     @classmethod
     def of(cls, func: PrimFunc) -> OpenAttention | None:
         """That of a function that carries `OPEN`; None of any other."""
         if not func.attrs or OPEN not in func.attrs:
             return None
-        scale, guarded = func.attrs[OPEN]
+        scale, guarded, *first = func.attrs[OPEN]
         shapes = [tuple(param.shape) for param in func.params if hasattr(param, "shape")]
-        q, k, v, *bias, _ = shapes
-        return cls(q, k, v, bias[0] if bias else None, float(scale), bool(int(guarded)))
+        *given, _ = shapes
+        heads_first = tuple(bool(int(one)) for one in first)
+        q, k, v = (
+            _swapped(shape) if swapped else shape
+            for shape, swapped in zip(given, heads_first, strict=False)
+        )
+        bias = given[3] if len(given) > 3 else None
+        return cls(q, k, v, bias, float(scale), bool(int(guarded)), heads_first)
 
     @property
     def has_columns(self) -> bool:
@@ -106,9 +116,26 @@ class OpenAttention:
             "k": (batch, lengths.keys, groups, depth),
             "v": (batch, lengths.keys, groups, width),
         }
-        q, k, v = (te.placeholder(shape, "float32", name) for name, shape in shapes.items())
+        operands = [
+            te.placeholder(_swapped(shape) if first else shape, "float32", name)
+            for (name, shape), first in zip(shapes.items(), self.heads_first, strict=True)
+        ]
+        q, k, v = by_positions(operands, self.heads_first)
         y = attention(q, k, v, bias, self.scale, self.guarded, lengths.columns, lengths.rows)
-        return te.create_prim_func([q, k, v, *([] if given is None else [given]), y])
+        return te.create_prim_func([*operands, *([] if given is None else [given]), y])
+
+
+def by_positions(operands: Sequence[Any], heads_first: Sequence[bool]) -> list[Any]:
+    """Operands with positions before heads: those with heads first as views."""
+    return [
+        topi.transpose(operand, (0, 2, 1, 3)) if first else operand
+        for operand, first in zip(operands, heads_first, strict=True)
+    ]
+
+
+def _swapped(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    batch, heads, positions, *rest = shape
+    return (batch, positions, heads, *rest)
 
 
 def _is_one(extent: Any) -> bool:

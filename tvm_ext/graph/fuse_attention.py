@@ -9,6 +9,7 @@ its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,29 +113,55 @@ class _Fuser(relax.PyExprMutator):
             for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
         is_open = self._is_open(scores.q.ty.shape[-2]) or self._is_open(scores.kt.ty.shape[-1])
-        if not is_open:  # slices would be copies, of which that one takes in none
+        if not is_open:  # whose kernel takes in no slices
             operands = joined(self, operands, lambda var: self._uses[var] == 1)
         for factor in scores.factors:
             turned = relax.op.permute_dims(self._with_heads(factor, len(rows)), POSITIONS_FIRST)
             each = self.builder_.emit(turned)
             operands[0] = self.builder_.emit(relax.op.multiply(operands[0], each))
-        bias = None
-        for term in scores.biases:
-            known = constant_array(self._bound(term))
-            if known is not None and not known.any():
-                continue  # a mask that masks nothing
-            one = self._with_heads(term, len(rows))
-            bias = one if bias is None else self.builder_.emit(relax.op.add(bias, one))
+        bias = self._sum(scores.biases, len(rows))
         scale = scores.scale * q.scale * k.scale
         if guarded or is_open:  # of which Relax's operator knows nothing
-            lanes, how = self._hardware.lanes(4), {"guarded": guarded, "is_open": is_open}
-            made = attention_call(self.builder_, operands, bias, scale, lanes, **how)
+            lanes, heads_first = self._hardware.lanes(4), [False] * len(operands)
+            if is_open:
+                operands, heads_first = self._as_they_lie(operands)
+            made = attention_call(
+                self.builder_,
+                operands,
+                bias,
+                scale,
+                lanes,
+                guarded=guarded,
+                is_open=is_open,
+                heads_first=heads_first,
+            )
         else:
             made = relax.op.nn.attention(*operands, bias, tirx.FloatImm("float32", scale))
         fused = self.builder_.emit(made)
         if len(rows) == 3:
             return relax.op.squeeze(fused, [2])
         return relax.op.permute_dims(fused, POSITIONS_FIRST)
+
+    def _sum(self, biases: Sequence[Any], rank: int) -> Any:
+        """What is added to scores, with four axes; None for nothing."""
+        total = None
+        for term in biases:
+            known = constant_array(self._bound(term))
+            if known is not None and not known.any():
+                continue  # a mask that masks nothing
+            one = self._with_heads(term, rank)
+            total = one if total is None else self.builder_.emit(relax.op.add(total, one))
+        return total
+
+    def _as_they_lie(self, operands: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+        """Operands of positions before heads, before they were turned so where they were; and for
+        each whether its heads come first."""
+        made = [self._bound(operand) for operand in operands]
+        turned = [
+            op_name(one) == "relax.permute_dims" and axes_of(one) == POSITIONS_FIRST for one in made
+        ]
+        pairs = zip(operands, made, turned, strict=True)
+        return [one.args[0] if first else operand for operand, one, first in pairs], turned
 
     def _probabilities(self, expr: Any) -> tuple[Any, bool]:
         """What an expression is bound to, without the guard that PyTorch puts around a softmax that

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.attention import attention, bias_by_keys, padded_queries
-from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS
+from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS, by_positions
 from tvm_ext.graph.legalise_norm import STANDS_ALONE, static_shape
 from tvm_ext.tvm_api import constant, constant_array, relax, tirx
 
@@ -37,28 +37,31 @@ def attention_call(
     *,
     guarded: bool = False,
     is_open: bool = False,
+    heads_first: Sequence[bool] = (False, False, False),
 ) -> Any:
     """The call of `compute.attention`: queries, keys and values with positions before heads, and a
     bias of four axes, queries before keys, or None.
 
     is_open  whether their lengths stand for some that are not known: all else is left to the
              kernel's plan
+    heads_first  which of the operands have heads before positions, if lengths are open
     """
-    queries = int(operands[0].ty.shape[1])
+    queries, keys = (int(operands[place].ty.shape[1 + heads_first[place]]) for place in (0, 1))
     columns = queries if is_open else padded_queries(queries, lanes)
     attrs: dict[str, Any] = dict(STANDS_ALONE)
     if is_open:
-        attrs[OPEN] = [tirx.FloatImm("float64", scale), guarded]
+        attrs[OPEN] = [tirx.FloatImm("float64", scale), guarded, *heads_first]
     turned = []
     if bias is not None:
         *first, each, of_keys = map(int, bias.ty.shape)
         spare = SPARE_ROWS if is_open and each > 1 else 0
         if spare and of_keys == 1:
-            full = [*first, each, int(operands[1].ty.shape[1])]
+            full = [*first, each, keys]
             bias = builder.emit(relax.op.broadcast_to(bias, full))
         turned = [_by_keys(builder, bias, columns, spare)]
 
     def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        q, k, v = by_positions((q, k, v), heads_first)
         return attention(q, k, v, bias[0] if bias else None, scale, guarded, columns)
 
     return builder.call_te(

@@ -35,6 +35,7 @@ EXTENTS = ((499, 1006), (173, 454), (31, 74))
 multiple of them is so because of the extent, or by rare chance. What lies between them has no
 factor of two, so that what is rounded up to whole vectors, or blocks of them, is no linear function
 of both."""
+TIR_CALL = "relax.call_tir"
 
 
 def unify(
@@ -52,7 +53,7 @@ def unify(
     taken = _operands(modules[0])
     builder = relax.BlockBuilder()  # whose variables know the new types
     kernels: dict[str, Any] = {}
-    untold: dict[str, int] = {}
+    untold: dict[str, Length | None] = {}
     for own, one in first.items():
         if isinstance(one, PrimFunc):
             found = _program((one, second[own]), extents, name, taken.get(own))
@@ -79,20 +80,20 @@ def unify(
 
 
 def _calling(
-    function: Any, kernels: Mapping[str, Any], untold: Mapping[str, int], symbol: Any
+    function: Any, kernels: Mapping[str, Any], untold: Mapping[str, Length | None], symbol: Any
 ) -> Any:
-    """A function that calls kernels by their new variables, and tells some the extent, in steps
-    of theirs."""
+    """A function that calls kernels by their new variables, and tells some the extent, as they
+    count it."""
 
     def renamed(variable: Any) -> Any:
         return kernels.get(str(variable.name_hint), variable)
 
     def telling(call: Any) -> Any:
-        if op_name(call) != "relax.call_tir" or not untold.get(str(call.args[0].name_hint)):
+        own = untold.get(str(call.args[0].name_hint)) if op_name(call) == TIR_CALL else None
+        if own is None:
             return call
         kernel, operands = call.args
-        extent = symbol * tirx.const(untold[str(kernel.name_hint)], "int64")
-        told = relax.Tuple([*operands.fields, extent])
+        told = relax.Tuple([*operands.fields, own.at(symbol)])
         return relax.Call(call.op, [kernel, told], call.attrs, call.ty_args)
 
     return structural_map(function, [(ir.GlobalVar, renamed), (Call, telling)], order="post")
@@ -115,7 +116,7 @@ def _steps(function: Any) -> list[tuple[str, str]]:
 
     def look(node: Any) -> None:
         if isinstance(node, Call):
-            kernel = node.args[0] if op_name(node) == "relax.call_tir" else node.op
+            kernel = node.args[0] if op_name(node) == TIR_CALL else node.op
             found.append((op_name(node), str(getattr(kernel, "name_hint", ""))))
 
     relax.analysis.post_order_visit(function, look)
@@ -127,7 +128,7 @@ def _operands(mod: IRModule) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def look(node: Any) -> None:
-        if op_name(node) == "relax.call_tir":
+        if op_name(node) == TIR_CALL:
             found[str(node.args[0].name_hint)] = len(node.args[1].fields)
 
     for function in mod.functions.values():
@@ -145,20 +146,23 @@ def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
 
 def _program(
     pair: Sequence[PrimFunc], extents: Sequence[int], name: str, operands: int | None
-) -> tuple[PrimFunc, int] | None:
-    """A kernel, and the steps of the extent that its symbol counts if that is a parameter of its
-    own, after its operands; 0 if the extents of its tensors tell it. The steps are the largest by
-    which they grow, so that most do."""
+) -> tuple[PrimFunc, Length | None] | None:
+    """A kernel, and what its symbol is of the extent if it is a parameter of its own, after its
+    operands; None if the extents of its tensors tell it. It is what grows by the largest steps by
+    which all do, so that most extents are multiples of it."""
     found = [numbers(func) for func in pair]
-    if len(found[0]) != len(found[1]):
+    if len(found[0]) != len(found[1]) or not _are_affine(pair, extents):
         return None
-    apart = extents[1] - extents[0]
-    size = gcd(*(abs(b - a) // apart for a, b in zip(*found, strict=True)))
-    if not size:
-        return (pair[0], 0) if structural_equal(*pair) else None
+    grown = {length for each in zip(*found, strict=True) if (length := Length.of(each, extents))}
+    if not grown:
+        return (pair[0], None) if structural_equal(*pair) else None
+    size = gcd(*(length.step for length in grown))
+    steps = (length for length in grown if length.step == size)
+    own = min(steps, key=lambda length: abs(length.offset), default=Length(size, 0))
     symbol = tirx.Var(name, "int64")
-    made = generalised(pair, [[extent * size] for extent in extents], [symbol])
-    if made is None or not _are_affine(pair, extents):
+    points = [own.at(extent) for extent in extents]
+    made = generalised(pair, [[point] for point in points], [symbol])
+    if made is None:
         return None
     told = instance(made, {symbol: 1}) is not None
     if not told and operands is None:
@@ -166,8 +170,8 @@ def _program(
     if not told:
         params = [*made.params[:operands], symbol, *made.params[operands:]]
         made = PrimFunc(params, made.body, attrs=made.attrs)
-    for func, extent in zip(pair, extents, strict=True):
-        again = instance(made, {symbol: extent * size})
+    for func, point in zip(pair, points, strict=True):
+        again = instance(made, {symbol: point})
         if again is None or not structural_equal(again, func):
             return None
-    return made, 0 if told else size
+    return made, None if told else own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import onnx
@@ -15,12 +15,24 @@ from torch import nn
 OPSET = 14
 
 
-def traced(build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
-    """The network that `build` makes, in ONNX."""
+def traced(
+    build: Callable[[], nn.Module],
+    inputs: tuple[torch.Tensor, ...],
+    symbolic: Mapping[str, Mapping[int, str]] | None = None,
+) -> onnx.ModelProto:
+    """The network that `build` makes, in ONNX; `symbolic` names all inputs, and axes of them."""
     file = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(build().eval(), inputs, file, opset_version=OPSET, dynamo=False)
+        torch.onnx.export(
+            build().eval(),
+            inputs,
+            file,
+            opset_version=OPSET,
+            dynamo=False,
+            input_names=list(symbolic or ()) or None,
+            dynamic_axes=symbolic,
+        )
     return onnx.load_from_string(file.getvalue())
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/models.py --out bench_models                     # all of them
     python benchmarks/models.py --out bench_models resnet18 --dynamic  # resnet18_dynamic.onnx
+    python benchmarks/models.py --out bench_models bert_base_128 --dynamic length
     python benchmarks/models.py --out bench_models --missing           # those not there yet
 
 Each model is checked with ONNX Runtime: outputs finite, of a sane scale, and driven by the input.
@@ -90,6 +91,8 @@ class UNet(nn.Module):
         return {"logits": self.head(x)}
 
 
+DYNAMIC = {"batch": 0, "length": 1}
+"""Axes that may be symbolic."""
 IMAGE: dict[str, tuple[int, ...]] = {"pixel_values": (3, 224, 224)}
 NETWORKS = {
     "mobilenet_v2": Network(
@@ -180,17 +183,19 @@ class _Positional(nn.Module):
         return tuple(fields[name] for name in self.network.outputs)
 
 
-def export(name: str, *, dynamic: bool, seed: int) -> onnx.ModelProto:
-    """One of NETWORKS as ONNX: batch 1, or a symbolic one named `batch`."""
+def export(name: str, *, dynamic: str, seed: int) -> onnx.ModelProto:
+    """One of NETWORKS as ONNX: of batch 1 and the length it is known by, but for what is `dynamic`,
+    the axis of inputs of that name in `DYNAMIC`."""
     network = NETWORKS[name]
     model = network.build().eval()
     initialise(model, seed)
-    batch = 2 if dynamic else 1  # torch.export would take an example of 1 for a constant
+    # torch.export would take an example of 1 for a constant
+    batch = 2 if dynamic == "batch" else 1
     examples = tuple(
         torch.ones(batch, *shape, dtype=torch.float32 if network.inputs is IMAGE else torch.int64)
         for shape in network.inputs.values()
     )
-    axes = tuple({0: torch.export.Dim("batch")} for _ in examples)
+    axes = tuple({DYNAMIC[dynamic]: torch.export.Dim(dynamic)} for _ in examples if dynamic)
     program = torch.onnx.export(
         _Positional(model, network).eval(),
         examples,
@@ -267,12 +272,21 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="name", help=f"from: {', '.join(known)}")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--dynamic", action="store_true", help="symbolic batch; not for light_*")
+    parser.add_argument(
+        "--dynamic",
+        nargs="?",
+        const="batch",
+        default="",
+        choices=list(DYNAMIC),
+        help="symbolic batch, or length of texts; not for light_*",
+    )
     parser.add_argument("--missing", action="store_true", help="leave files that exist alone")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    names = args.names or (list(NETWORKS) if args.dynamic else known)
-    if unknown := [n for n in names if n not in (NETWORKS if args.dynamic else known)]:
+    texts = [name for name, network in NETWORKS.items() if network.inputs is not IMAGE]
+    known = {"": known, "batch": list(NETWORKS), "length": texts}[args.dynamic]
+    names = args.names or known
+    if unknown := [name for name in names if name not in known]:
         parser.error(f"no model to export named {', '.join(unknown)}; see --help")
     if not set(names) <= NETWORKS.keys() and importlib.util.find_spec("tvm_ext") is None:
         parser.error("light_* models need tvm_ext: install it here, or set PYTHONPATH=.")
@@ -280,7 +294,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    suffix = "_dynamic" if args.dynamic else ""
+    suffix = {"": "", "batch": "_dynamic", "length": "_length"}[args.dynamic]
     files = {name: args.out / f"{name}{suffix}.onnx" for name in names}
     if args.missing:
         files = {name: path for name, path in files.items() if not path.exists()}

@@ -5,7 +5,8 @@
     python benchmarks/compare.py served_models/*.onnx --rounds 3
 
 A step of a decoder reads the keys and values of the words before and returns them with one more;
-its products have a single row. Networks are shorter than published, or small; weights are random.
+its products have a single row. Of `_length` there may be any number of words before. Networks are
+shorter than published, or small; weights are random.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ class Step(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, word: torch.Tensor, *kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`kept` are keys and values by turns, layer by layer."""
+    def forward(
+        self, word: torch.Tensor, place: torch.Tensor, *kept: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """`kept` are keys and values by turns, layer by layer, of the words before `place`."""
         cache = tf.DynamicCache()
         for layer, (key, value) in enumerate(zip(kept[::2], kept[1::2], strict=True)):
             cache.update(key, value, layer)
-        place = torch.full((1, 1), kept[0].shape[2], dtype=torch.int64)
         found = self.model(input_ids=word, past_key_values=cache, position_ids=place)
         layers = found.past_key_values.layers
         return (
@@ -48,9 +50,15 @@ class Step(nn.Module):
 
 
 def step(layers: int, heads: int, size: int, before: int) -> tuple[torch.Tensor, ...]:
-    """A word, and keys and values of those before."""
+    """A word, its place, and keys and values of those before."""
     kept = (torch.randn(1, heads, before, size) for _ in range(2 * layers))
-    return (torch.randint(1, VOCABULARY, (1, 1)), *kept)
+    return torch.randint(1, VOCABULARY, (1, 1)), torch.full((1, 1), before), *kept
+
+
+def kept_open(inputs: tuple[torch.Tensor, ...]) -> dict[str, dict[int, str]]:
+    """The inputs of a step, of which the words before may be any number."""
+    kept = {f"kept{place}": {2: "before"} for place in range(len(inputs) - 2)}
+    return {"word": {}, "place": {}} | kept
 
 
 def words(batch: int, count: int) -> tuple[torch.Tensor, ...]:
@@ -156,6 +164,8 @@ NETWORKS: dict[str, tuple[Build, tuple[torch.Tensor, ...]]] = {
     "bert_batch": (lambda: _bert(4), words(8, 64)),
     "resnet18_batch": (_resnet, (torch.randn(8, 3, 224, 224),)),
     "mobilenet_batch": (_mobilenet, (torch.randn(8, 3, 224, 224),)),
+    "gpt2_step_length": (_gpt2, step(4, 12, 64, 255)),
+    "llama_step_length": (_llama, step(4, 4, 64, 511)),
     "speech": (Speech, (torch.randn(1, 80, 400),)),
     "volumes": (Volumes, (torch.randn(1, 1, 32, 64, 64),)),
     "scores": (_scores, (torch.randn(512, 256),)),
@@ -169,7 +179,7 @@ def export(name: str, seed: int) -> onnx.ModelProto:
     """One model in ONNX."""
     torch.manual_seed(seed)
     build, inputs = NETWORKS[name]
-    proto = traced(build, inputs)
+    proto = traced(build, inputs, kept_open(inputs) if name.endswith("_length") else None)
     return randomise(proto, seed=seed) if name in NORMED else proto
 
 

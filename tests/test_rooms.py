@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 LEVELS = {
     0: {
         "errors",
+        "extents",
         "flags",
         "shield",
         "tvm_api",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import ModelError, ShapeError
+from tvm_ext.extents import names
 from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.unify import EXTENTS
 from tvm_ext.records.manifest import TensorInfo
@@ -39,16 +40,17 @@ class Source:
 def open_extent(model: Any, shapes: Shapes | None) -> str:
     """The name of what is left open; empty if nothing is. Raises ShapeError if several are."""
     given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
-    names = {extent for shape in given for extent in shape if isinstance(extent, str)}
+    texts = [extent for shape in given for extent in shape if isinstance(extent, str)]
+    found = {name for text in texts for name in names(text) or (text,)}
     if isinstance(model, IRModule) and "main" in _functions(model):
-        names = {str(symbol.name) for symbol in input_symbols(model["main"])}
-    if len(names) > 1:
-        listed = ", ".join(sorted(map(str, names)))
+        found = {str(symbol.name) for symbol in input_symbols(model["main"])}
+    if len(found) > 1:
+        listed = ", ".join(sorted(found))
         how = "give numbers for the others"
         if isinstance(model, IRModule):
             how = "bind the others with relax.transform.BindSymbolicVars"
         raise ShapeError(f"shapes: {listed} are left open, one can be; {how}")
-    return str(names.pop()) if names else ""
+    return found.pop() if found else ""
 
 
 def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
@@ -78,7 +80,8 @@ def read_open(model: Any, shapes: Shapes | None) -> dict[int, Source]:
     the least ones."""
     for place, extents in enumerate(EXTENTS):
         try:
-            return {extent: read_source(model, shapes, extent) for extent in extents}
+            larger = read_source(model, shapes, extents[1])  # which it is that fails, if one does
+            return {extents[0]: read_source(model, shapes, extents[0]), extents[1]: larger}
         except ModelError:
             if place == len(EXTENTS) - 1:
                 raise

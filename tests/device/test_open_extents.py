@@ -115,6 +115,68 @@ def test_texts_of_any_length() -> None:
         anywhere(ids, mask)
 
 
+def step_model() -> onnx.ModelProto:
+    """A word that looks back at itself and at those kept, some of which are hidden."""
+    nodes = [
+        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
+        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
+        *(
+            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
+            for name in "qkv"
+        ),
+        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
+        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
+        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        helper.make_node("Unsqueeze", ["mask", "axes"], ["bias"]),
+        helper.make_node("Add", ["scores", "bias"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "new_values"], ["mixed"]),
+        helper.make_node("Reshape", ["mixed", "flat"], ["y"]),
+    ]
+    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
+    constants |= {"heads": np.array([0, 1, 2, 8]), "flat": np.array([1, 1, 16])}
+    constants["axes"] = np.array([1, 2])
+    kept = [value(name, 1, 2, "past", 8) for name in ("keys", "values")]
+    inputs = [value("x", 1, 1, 16), *kept, value("mask", 1, "past + 1")]
+    return make_model(nodes, inputs, ["y", "new_keys", "new_values"], constants)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"past": ("n",)},
+        {"keys": (1, 2, "n", 8), "values": (1, 2, "n", 8), "mask": (1, "n+1")},
+    ],
+)
+def test_a_word_behind_any_number_of_others(shapes: Any) -> None:
+    model = step_model()
+    anywhere = tvm_ext.compile(model, shapes=shapes)
+    assert [info.shape for info in anywhere.inputs[1:]] == [
+        *2 * [(1, 2, "n", 8)],
+        (1, "n+1"),
+    ]
+    assert anywhere.outputs[1].shape == (1, 2, "n+1", 8)
+    sources = {group.kind: group.source for group in anywhere.manifest.groups}
+    assert sources["attention"] == "picker"
+    for past in (1, 2, 15, 16, 40):
+        given = {
+            "x": rng.standard_normal((1, 1, 16)).astype(np.float32),
+            "keys": rng.standard_normal((1, 2, past, 8)).astype(np.float32),
+            "values": rng.standard_normal((1, 2, past, 8)).astype(np.float32),
+            "mask": np.where(rng.random((1, past + 1)) < 0.3, -1e9, 0).astype(np.float32),
+        }
+        given["mask"][:, -1] = 0
+        fixed = {name: array.shape for name, array in given.items()}
+        wanted = tvm_ext.compile(model, shapes=fixed)(given)
+        for result, expected in zip(anywhere(given), wanted, strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="n is 39, but 40 in input 'keys'"):
+        anywhere(given | {"mask": given["mask"][:, 1:]})
+    with pytest.raises(InputError, match=r"input 'mask': n\+1 is 1; n is 1 or more"):
+        anywhere(given | {"mask": given["mask"][:, :1]})
+
+
 def test_texts_are_checked_as_a_whole() -> None:
     pytest.importorskip("onnxruntime")
     model = text_model()
@@ -194,7 +256,7 @@ def test_what_depends_on_the_batch() -> None:
 def test_a_batch_that_a_node_fixes() -> None:
     reshape = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = make_model([reshape], [value("x", "n", 6)], ["y"], {"shape": np.array([1, 6])})
-    with pytest.raises(ModelError, match=r"^with 31 for n: Reshape"):
+    with pytest.raises(ModelError, match=r"^with 74 for n: Reshape"):
         tvm_ext.compile(model, shapes={"x": ("n", 6)})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from tvm_ext.errors import ShapeError
+from tvm_ext.extents import at_extent, evaluated, names
 
 Dim = int | str | None
 """A static extent, the name of a symbolic one, or an unnamed symbolic one."""
@@ -17,7 +18,7 @@ Dim = int | str | None
 
 def parse_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     """The name and shape in `name=1,3,224,224`, as given to `--shape`; a name in place of a number,
-    as in `name=n,3,224,224`, leaves it open.
+    as in `name=n,3,224,224`, leaves it open, and another extent may be a sum with it: `mask=1,n+1`.
 
     Raises ShapeError: no name, no dimensions, or a dimension that is neither.
     """
@@ -29,7 +30,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     for number in map(str.strip, numbers.split(",")):
         if number.isdecimal() and int(number) > 0:
             shape.append(int(number))
-        elif number.isidentifier():
+        elif names(number):
             shape.append(number)
         else:
             raise ShapeError(
@@ -52,7 +53,7 @@ def resolve_shapes(
     shapes  by input name, or by the name of a symbolic dimension with its one value:
             `{"x": (1, 3, 224, 224)}` or `{"batch": (1,)}`. A symbol bound in one input holds in
             all the others.
-    extent  what a name in place of a number stands for
+    extent  what a name in place of a number stands for, be it in a sum
 
     Raises ShapeError: an unknown name, a wrong rank, a value that is not positive or contradicts
     a static dimension or the same symbol elsewhere, or symbolic dimensions left without a value.
@@ -129,7 +130,7 @@ def _with_number(
                 f"shape of input {name!r} leaves {own!r} open at position {position}, but the "
                 f"model fixes it to {dim}: {_show(dims)}; give {dim} there"
             )
-    return [extent if isinstance(own, str) else own for own in shape]
+    return [at_extent(own, extent) for own in shape]
 
 
 def _positive(name: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -182,9 +183,11 @@ def _substitute(
 
 
 def _bind(dims: tuple[Dim, ...], symbols: Mapping[str, tuple[int, str]]) -> list[int | None]:
-    """Each dimension's extent where it is known."""
-    values: dict[Dim, int] = {symbol: value for symbol, (value, _) in symbols.items()}
-    return [dim if isinstance(dim, int) else values.get(dim) for dim in dims]
+    """Each dimension's extent where it is known, or the sum of some that are."""
+    values = {symbol: value for symbol, (value, _) in symbols.items()}
+    return [
+        values.get(dim, evaluated(dim, values)) if isinstance(dim, str) else dim for dim in dims
+    ]
 
 
 def _unknown(name: str, declared: Mapping[str, tuple[Dim, ...] | None], symbols: set[str]) -> str:

@@ -22,7 +22,8 @@ In the order the pipeline runs them:
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory
-  unify          modules with two numbers for an open extent as one (grown_constants: what counts)
+  unify          modules with two numbers for an open extent as one (grown_constants: what differs;
+                 constant_forms: counts, beginnings of tables, diagonals)
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tvm_ext.errors import ArtifactError
+from tvm_ext.extents import at_extent
 from tvm_ext.tile.plan import TilePlan
 
 MANIFEST_VERSION = 1
@@ -12,7 +13,7 @@ MANIFEST_VERSION = 1
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """An input or output: its name in the model, numpy dtype and shape, with a name for an extent
-    that every run may choose."""
+    that every run may choose, or a sum with it (`tvm_ext.extents`)."""
 
     name: str
     dtype: str
@@ -20,7 +21,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     def at(self, extent: int) -> tuple[int, ...]:
         """The shape with a number for what is left open."""
-        return tuple(extent if isinstance(own, str) else own for own in self.shape)
+        return tuple(at_extent(own, extent) for own in self.shape)
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from tvm_ext.errors import ArtifactError, InputError
+from tvm_ext.extents import names, solved
 from tvm_ext.hardware import physical_cores
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
@@ -197,14 +198,18 @@ def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
 
 
 def _check_alike(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray]) -> None:
-    """Raises InputError where a name has two values."""
+    """Raises InputError where what is open has two values."""
     values: dict[str, tuple[int, str]] = {}
     for info, array in zip(infos, arrays, strict=True):
-        for extent, name in zip(array.shape, info.shape, strict=True):
-            if isinstance(name, str):
-                known, where = values.setdefault(name, (extent, info.name))
-                if known != extent:
-                    raise InputError(
-                        f"input {info.name!r}: {name} is {extent}, but {known} in input {where!r}; "
-                        "give both the same"
-                    )
+        for extent, text in zip(array.shape, info.shape, strict=True):
+            if not isinstance(text, str):
+                continue
+            (name,), value = names(text), solved(text, extent)
+            if value is None:
+                raise InputError(f"input {info.name!r}: {text} is {extent}; {name} is 1 or more")
+            known, where = values.setdefault(name, (value, info.name))
+            if known != value:
+                raise InputError(
+                    f"input {info.name!r}: {name} is {value}, but {known} in input {where!r}; "
+                    "give both the same"
+                )

@@ -1,0 +1,42 @@
+"""Extents as texts: sums with names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_ext.extents import at_extent, evaluated, names, solved, terms
+
+TEXTS: dict[str, tuple[set[str], int]] = {
+    # what is named, and the value of all at 10
+    "n": ({"n"}, 10),
+    "n+1": ({"n"}, 11),
+    "2*n": ({"n"}, 20),
+    "2 * n - 3": ({"n"}, 17),
+    "1+n": ({"n"}, 11),
+    "past_sequence_length + sequence_length": ({"past_sequence_length", "sequence_length"}, 20),
+    "größe": ({"größe"}, 10),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_sums_with_names(text: str) -> None:
+    named, value = TEXTS[text]
+    assert names(text) == named
+    assert at_extent(text, 10) == value
+    assert evaluated(text, dict.fromkeys(named, 10)) == value
+    assert evaluated(text, {}) is None
+
+
+@pytest.mark.parametrize("text", ["", "7", "1x", "n m", "n*2", "n/2", "floor(n)", "+", "n+", "?"])
+def test_other_texts(text: str) -> None:
+    assert terms(text) is None
+    assert names(text) == set()
+
+
+def test_what_the_name_must_be() -> None:
+    assert solved("n", 7) == 7
+    assert solved("n+1", 7) == 6
+    assert solved("2*n-3", 7) == 5
+    assert solved("2*n-3", 8) is None, "no whole number"
+    assert solved("n+1", 1) is None, "none would be left"
+    assert at_extent(7, 10) == 7

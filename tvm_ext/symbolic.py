@@ -17,7 +17,7 @@ from tvm_ext.shield import shield
 from tvm_ext.symbolic_attention import plan_attention, typical
 from tvm_ext.tir.slices import with_slices
 from tvm_ext.tir.symbolic import Cut, Sized, Varying, cuts, in_tiles, instance, symbols
-from tvm_ext.tvm_api import PrimFunc
+from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 GROWTH = 4
 """A tile has so many times the slices of the next smaller one, which does what is left; the largest
@@ -41,7 +41,7 @@ def plan(
     func = task.original
     if attention := plan_attention(task, hardware, database, alone=alone):
         return attention
-    if not symbols(func):
+    if not symbols(func) or written_cycles(func):
         return plan_task(task, hardware, database, alone=alone)
     tiles = _tiles(func, hardware)
     if not tiles:
@@ -90,7 +90,7 @@ def parts(task: Task, hardware: HardwareModel) -> list[Task]:
     """What has plans of its own: the task itself, or its tiles if its extents are not known."""
     if attention := typical(task, hardware):
         return [attention]
-    if not symbols(task.original):
+    if not symbols(task.original) or written_cycles(task.original):
         return [task]
     return [tile.task for tile in _tiles(task.original, hardware, task.name).values()]
 

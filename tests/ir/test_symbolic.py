@@ -13,7 +13,8 @@ from hypothesis import strategies as some
 
 from tvm_ext.errors import PlanError
 from tvm_ext.passes import graph_passes
-from tvm_ext.symbolic import _least
+from tvm_ext.planner import make_task
+from tvm_ext.symbolic import _least, parts, plan
 from tvm_ext.tile.plan import LevelTile, Tile, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tir.symbolic import TYPICAL, cuts, instance, symbols
@@ -23,7 +24,9 @@ from tvm_ext.tvm_api import (
     Target,
     constant,
     is_scheduled,
+    mark_written,
     relax,
+    structural_equal,
     te,
     tirx,
     topi,
@@ -111,6 +114,14 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_slices_that_are_not_alike(kind: str) -> None:
     assert cuts(REFUSED[kind]) is None
+
+
+def test_what_is_written_loop_by_loop_is_not_cut() -> None:
+    func = mark_written(dense(N), 100)
+    planned = plan(make_task(func, "dense"), HARDWARE)
+    assert planned.option.source == "written"
+    assert structural_equal(planned.func, func)
+    assert len(parts(planned.task, HARDWARE)) == 1
 
 
 def test_a_table_is_not_read_by_place() -> None:

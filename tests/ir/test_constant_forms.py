@@ -44,6 +44,15 @@ FORMS: dict[str, tuple[type, Make]] = {
     "a number": (Number, lambda n: np.array(n - 1)),
     "integers as floats": (Count, lambda n: np.arange(n, dtype=np.float32)),
     "repeated": (Repeated, lambda n: np.repeat(np.float32([[0.5, -1.5]]), n, 0)),
+    "a mask of a few words after others": (
+        Repeated,
+        lambda n: np.arange(n + 3) - np.arange(3)[:, None] <= n,
+    ),
+    "the first and the last": (
+        Repeated,
+        lambda n: np.concatenate([TABLE[:2], TABLE[5:6].repeat(n, 0), TABLE[3:5]]),
+    ),
+    "up to three": (Repeated, lambda n: np.minimum(np.arange(n), 3) + np.float32(0.5)),
     "twice as many": (Count, lambda n: np.arange(2 * n)),
     "one more": (Repeated, lambda n: np.full((n + 1, 2), 0.125, np.float32)),
     "a mask after others": (
@@ -112,6 +121,9 @@ REFUSED: dict[str, Make] = {
     "random": lambda n: np.random.default_rng(n).standard_normal(8),
     "rows in reverse": lambda n: TABLE[:n][::-1],
     "of different types": lambda n: np.zeros(n, np.int32 if n < 500 else np.int64),
+    "no room for both ends": lambda n: np.concatenate(
+        [TABLE[:2], TABLE[5:6].repeat(n - 2, 0), TABLE[3:4]]
+    ),
     "the first column": lambda n: np.eye(n, dtype=np.float32) + (np.arange(n) == 0),
     "all distances": lambda n: distances(n),
     "as many as squares": lambda n: np.zeros(n * n, np.float32),

@@ -2,7 +2,7 @@
 
     Number     [499, 128]                             start + step * extent
     Count      [[0, 7], [1, 7], [2, 7], ..]           start + step * i along the extent
-    Repeated   [[True], [True], ..]                   the same along it
+    Repeated   [[True], [True], ..]                   the same along it, but for some at its ends
     Beginning  the first rows of a table              positions of words
     Diagonals  [[0, -inf, ..], [0, 0, -inf, ..], ..]  what depends on j - i only: masks, distances
 
@@ -62,8 +62,8 @@ class Form(ABC):
         """What it is made of."""
 
     @abstractmethod
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
-        """The element at a place."""
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
+        """The element at a place of a constant of those sizes."""
 
     is_told: ClassVar[bool] = False
     """Whether the extent itself is needed."""
@@ -81,7 +81,9 @@ class Form(ABC):
         dtype = str(self.tables[0].dtype)
         given = [te.placeholder(table.shape, dtype, f"t{i}") for i, table in enumerate(self.tables)]
         sizes = [own[e] if isinstance(e, Length) else tirx.const(e, "int64") for e in self.shape]
-        out = te.compute(sizes, lambda *at: self.element(given, at, extent), name="grown")
+        out = te.compute(
+            sizes, lambda *at: self.element(given, at, tuple(sizes), extent), name="grown"
+        )
         told = [extent] if self.is_told else []
         func = te.create_prim_func([*given, *told, out]).without_attr("global_symbol")
         if self.limit is not None:
@@ -112,7 +114,7 @@ class Number(Form):
     def tables(self) -> tuple[np.ndarray, ...]:
         return self.start, self.step
 
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
         start, step = tables
         return start[at] + step[at] * extent.astype(start.dtype)
 
@@ -141,7 +143,7 @@ class Count(Form):
     def tables(self) -> tuple[np.ndarray, ...]:
         return self.start, self.step
 
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
         start, step = tables
         first = (*at[: self.axis], 0, *at[self.axis + 1 :])
         return start[first] + step[first] * at[self.axis].astype(start.dtype)
@@ -163,25 +165,47 @@ class Count(Form):
 
 @dataclass(frozen=True)
 class Repeated(Form):
-    """The same at every place along an axis."""
+    """The same at every place along an axis, but for some at its ends."""
 
     values: np.ndarray
+    """The first ones, one for all places between, and the last ones."""
     axis: int
+    first: int
+    """How many are no repetition at the beginning."""
+    last: int
+    """And at the end."""
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
         return (self.values,)
 
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
-        first = (*at[: self.axis], 0, *at[self.axis + 1 :])
-        return tables[0][first]
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
+        place, from_end = at[self.axis], sizes[self.axis] - at[self.axis]
+        chosen: Any = tirx.min(place, self.first)
+        if self.last:
+            end = self.first + 1 + self.last - from_end
+            chosen = tirx.Select(from_end <= self.last, end, chosen)
+        where = (*at[: self.axis], chosen, *at[self.axis + 1 :])
+        return tables[0][where]
 
     @classmethod
     def of(cls, pair: Pair, shape: tuple[int | Length, ...], axis: int) -> Repeated | None:
         """None of constants that are not so, or differ by more."""
-        first = pair[0].take([0], axis)
-        same = all(np.array_equal(array, np.broadcast_to(first, array.shape)) for array in pair)
-        return cls(shape, first, axis) if same else None
+        one, other = (np.moveaxis(array, axis, 0) for array in pair)
+        middle = one[len(one) // 2]
+        unlike = np.flatnonzero([not np.array_equal(row, middle) for row in one])
+        first = int(max(unlike[unlike < len(one) // 2], default=-1)) + 1
+        last = len(one) - int(min(unlike[unlike > len(one) // 2], default=len(one)))
+        length = shape[axis]
+        if not isinstance(length, Length) or (last and length.at(1) < first + last):
+            return None
+        between = np.broadcast_to(middle, (len(other) - first - last, *middle.shape))
+        if not np.array_equal(
+            other, np.concatenate([one[:first], between, one[len(one) - last :]])
+        ):
+            return None
+        values = np.concatenate([one[:first], middle[None], one[len(one) - last :]])
+        return cls(shape, np.moveaxis(values, 0, axis), axis, first, last)
 
 
 @dataclass(frozen=True)
@@ -201,7 +225,7 @@ class Beginning(Form):
         assert isinstance(length, Length)
         return length, int(self.table.shape[self.axis])
 
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
         return tables[0][at]
 
     @classmethod
@@ -243,7 +267,7 @@ class Diagonals(Form):
     def tables(self) -> tuple[np.ndarray, ...]:
         return (self.values,)
 
-    def element(self, tables: Sequence[Any], at: Place, extent: Any) -> Any:
+    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
         i, j = self.axes
         place = at[j] - at[i] - self.least
         rest: list[Any] = [index for axis, index in enumerate(at) if axis not in self.axes]

@@ -55,6 +55,8 @@ class Lowered:
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
     fusions: tuple[Fusion, ...] = ()
+    least: int = 1
+    """What is left open is at least this."""
 
     @property
     def distinct(self) -> dict[str, Task]:
@@ -220,4 +222,5 @@ def make_manifest(
         anywhere=True,
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
+        least=lowered.least,
     )

@@ -24,33 +24,36 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tir.generalise import generalised
-from tvm_ext.tir.symbolic import Cut, Varying, instance
+from tvm_ext.tir.symbolic import Cut, Varying, instance, sizes_of
 from tvm_ext.tvm_api import PrimFunc, tirx
 
 RULES = ("tile", "rows", "flat")
 """Of plans that may be for any number."""
 CANDIDATES = 1000
 """Plans to look among: few have small tiles of slices."""
+FAR = 7
 MANY = 33
 """Tiles from which on no tail has a loop of its own (`tile.shift.WORTH_A_LOOP`)."""
 
 
 def elastic(
     func: PrimFunc,
-    cut: Cut,
+    found: Sequence[Cut],
     typical: int,
     filled: int,
     hardware: HardwareModel,
     preferred: TilePlan | None = None,
 ) -> Varying | None:
-    """A kernel of a function for any number of slices along a cut that fills a tile of its plan,
-    `filled` slices at most; None if no plan is for others than the number that it was made for.
+    """A kernel of a function for any number of slices along the last of its cuts that fills a tile
+    of its plan, `filled` slices at most; None if no plan is for others than the number that it was
+    made for.
 
+    found      its cuts
     typical    what plans are made for; of those the best is taken if half of the last tile is
                missing
     preferred  one that comes before those of the picker, if it is one for any number
     """
-    graphs = [_graph(func, cut, slices) for slices in (typical, typical + 1)]
+    graphs = [_graph(func, found, slices) for slices in (typical, typical + 1)]
     if graphs[0] is None or graphs[1] is None:
         return None
     growth = _growth(graphs[0], graphs[1])
@@ -64,18 +67,18 @@ def elastic(
     own = preferred and _Grown.of(preferred, growth, typical)
     if preferred and own and own.slices <= filled:
         ranked.insert(0, (0.0, predict(graphs[0], preferred, hardware).latency_us, own))
-    made = (_varying(func, cut, grown, us) for _, us, grown in ranked)
+    made = (_varying(func, found, grown, us) for _, us, grown in ranked)
     return next((one for one in made if one), None)
 
 
-def _instance(func: PrimFunc, cut: Cut, slices: int) -> PrimFunc:
-    one = instance(func, cut.sizes(slices))
+def _instance(func: PrimFunc, found: Sequence[Cut], slices: int) -> PrimFunc:
+    one = instance(func, sizes_of(found, slices))
     assert one is not None  # what has cuts has instances
     return one
 
 
-def _graph(func: PrimFunc, cut: Cut, slices: int) -> TileGraph | None:
-    prepared = prepare(_instance(func, cut, slices))
+def _graph(func: PrimFunc, found: Sequence[Cut], slices: int) -> TileGraph | None:
+    prepared = prepare(_instance(func, found, slices))
     return prepared.graph if prepared else None
 
 
@@ -143,28 +146,33 @@ class _Grown:
         how many they take, the last one perhaps not whole."""
         return slices, *((slices * self.unit + (tile - 1)) // tile for tile in self.tiles)
 
+    def _has_tails(self, slices: int) -> bool:
+        return all(slices * self.unit % tile for tile in self.tiles)
+
     def points(self) -> list[int]:
         """Numbers of slices that tell how kernels depend on all that is counted, each with last
-        tiles that are not whole; none if there are no such."""
-        first = MANY * max(self.tiles, default=1) // self.unit
+        tiles that are not whole, and one far from them to see that they do; none if there are no
+        such."""
+        first = max(FAR, MANY * max(self.tiles, default=1) // self.unit)
         chosen: list[int] = []
         rank = 0
-        for slices in range(first, 2 * first):
-            if any(slices * self.unit % tile == 0 for tile in self.tiles):
-                continue
+        for slices in filter(self._has_tails, range(first, 2 * first)):
             basis = np.array([(*self.counts(one), 1) for one in (*chosen, slices)])
             more = int(np.linalg.matrix_rank(basis))
             if more > rank:
                 chosen, rank = [*chosen, slices], more
-            elif rank == len(self.tiles) + 2:  # one to see that they do
-                return [*chosen, slices]
+            elif rank == len(self.tiles) + 2:
+                far = next(filter(self._has_tails, range(FAR * first, (FAR + 1) * first)))
+                return [*chosen, far]
         return []
 
 
-def _varying(func: PrimFunc, cut: Cut, grown: _Grown, predicted_us: float) -> Varying | None:
+def _varying(
+    func: PrimFunc, found: Sequence[Cut], grown: _Grown, predicted_us: float
+) -> Varying | None:
     points = grown.points()
     made = [
-        write(with_vector_maths(_instance(func, cut, slices)), grown.at(slices))
+        write(with_vector_maths(_instance(func, found, slices)), grown.at(slices))
         for slices in points
     ]
     symbol = tirx.Var("slices", "int64")

@@ -43,7 +43,8 @@ def at_extent(own: int | str, extent: int) -> int:
     """A number as it is, a text with the extent for every name in it."""
     if not isinstance(own, str):
         return own
-    return evaluated(own, dict.fromkeys(names(own), extent)) or extent
+    value = evaluated(own, dict.fromkeys(names(own), extent))
+    return extent if value is None else value
 
 
 def solved(text: str, extent: int) -> int | None:

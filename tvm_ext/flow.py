@@ -15,6 +15,7 @@ import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.errors import LogError, ShapeError, TargetError
+from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import graph_passes, lifted, tasks_of
@@ -24,7 +25,7 @@ from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import shield
-from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, tables
+from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, Target, relax, tvm
 
@@ -81,10 +82,16 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     name = open_extent(model, shapes)
     with Target(hardware.target):
         if name:
-            sources = read_open(model, shapes)
-            source = left_open(list(sources.values()), list(sources), name)
-            modules = {extent: found.mod for extent, found in sources.items()}
-            mod = lifted(modules, name, run, hardware, decisions.append, partial(tables, model))
+            mod = None
+            for sources in read_open(model, shapes):
+                source = left_open(list(sources.values()), list(sources), name)
+                modules = {extent: found.mod for extent, found in sources.items()}
+                if says_more(model, shapes, sources):
+                    break
+                decisions.clear()
+                mod = lifted(modules, name, run, hardware, decisions.append, partial(tables, model))
+                if mod is not None:
+                    break
             if mod is None:
                 raise ShapeError(
                     f"shapes: {name} cannot be left open in {source.name}, where more depends on "
@@ -101,7 +108,8 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
     )
     tasks = tasks_of(mod)
     inputs, outputs = source.inputs, source.outputs
-    return Lowered(mod, hardware, tasks, source.name, inputs, outputs, notes, fusions)
+    least = least_extent(mod) if name else 1
+    return Lowered(mod, hardware, tasks, source.name, inputs, outputs, notes, fusions, least)
 
 
 @without_collections()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
 from typing import Any
 
-from tvm_ext.errors import PlanError
+from tvm_ext.errors import ModelError, PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
@@ -41,7 +42,7 @@ from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.stitch import Stitch
-from tvm_ext.graph.unify import EXTENTS, at_extent, unify
+from tvm_ext.graph.unify import EXTENTS, at_extent, unify, with_extent
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
@@ -278,11 +279,12 @@ def pipeline(log: str | None = None) -> Any:
         if len(functions) == len(symbols) == 1:
             (symbol,) = symbols
 
-            modules = {
-                extent: relax.transform.BindSymbolicVars({symbol: extent})(mod)
-                for extent in EXTENTS[0]
-            }
-            made = lifted(modules, str(symbol.name), applied, hardware)
+            for extents in EXTENTS:
+                with suppress(ModelError):
+                    modules = {extent: with_extent(mod, [symbol], extent) for extent in extents}
+                    made = lifted(modules, str(symbol.name), applied, hardware)
+                if made is not None:
+                    break
         if made is None:
             made = applied(mod, graph_passes(hardware))
         return applied(made, [Plan(hardware, log), *lowering_passes()])

@@ -17,10 +17,19 @@ import numpy as np
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import names
 from tvm_ext.graph.plan_memory import input_symbols
-from tvm_ext.graph.unify import EXTENTS
+from tvm_ext.graph.unify import EXTENTS, agrees, with_extent
 from tvm_ext.records.manifest import TensorInfo
-from tvm_ext.tvm_api import IRModule, relax, static_extents
+from tvm_ext.tvm_api import (
+    GenericConst,
+    IRModule,
+    array_of,
+    in_map_order,
+    relax,
+    static_extents,
+)
 
+SMALL = 5
+"""What no length that a model cuts to is larger than."""
 Shapes = Mapping[str, Sequence[int | str]]
 """By the name of an input, or of a symbolic dimension; a text is the name of an open extent."""
 Infos = tuple[TensorInfo, ...]
@@ -38,10 +47,16 @@ class Source:
 
 
 def open_extent(model: Any, shapes: Shapes | None) -> str:
-    """The name of what is left open; empty if nothing is. Raises ShapeError if several are."""
+    """The name of what is left open; empty if nothing is. Raises ShapeError if several are, or for
+    a text that is no extent."""
     given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
     texts = [extent for shape in given for extent in shape if isinstance(extent, str)]
-    found = {name for text in texts for name in names(text) or (text,)}
+    for text in texts:
+        if not names(text):
+            raise ShapeError(
+                f"shapes: {text!r} is no extent; give a number, a name such as n, or a sum with one"
+            )
+    found = {name for text in texts for name in names(text)}
     if isinstance(model, IRModule) and "main" in _functions(model):
         found = {str(symbol.name) for symbol in input_symbols(model["main"])}
     if len(found) > 1:
@@ -57,8 +72,7 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
     """Reads a model, with a number for what is left open. Raises ModelError, ShapeError."""
     if isinstance(model, IRModule):
         if extent:
-            bound = dict.fromkeys(input_symbols(model["main"]), extent)
-            model = relax.transform.BindSymbolicVars(bound)(model)
+            model = with_extent(model, input_symbols(model["main"]), extent)
         inputs, outputs = _signature_of(model)
         return Source(model, "module", inputs, outputs)
     from tvm_ext.frontend.from_onnx import import_onnx
@@ -74,27 +88,44 @@ def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
     return Source(imported.mod, name, inputs, outputs, imported.notes)
 
 
-def read_open(model: Any, shapes: Shapes | None) -> dict[int, Source]:
-    """The sources of a model by what stands for an extent that is left open: the first two numbers
-    that it takes, where positions, say, are counted up to some length. Raises what it raises for
-    the least ones."""
-    for place, extents in enumerate(EXTENTS):
+def read_open(model: Any, shapes: Shapes | None) -> Iterator[dict[int, Source]]:
+    """The sources of a model by what stands for an extent that is left open, for each pair of
+    numbers that it takes: positions, say, are counted up to some length. Raises what it raises for
+    the least ones, if it takes none."""
+    taken = False
+    for extents in EXTENTS:
         try:
             larger = read_source(model, shapes, extents[1])  # which it is that fails, if one does
-            return {extents[0]: read_source(model, shapes, extents[0]), extents[1]: larger}
+            sources = {extents[0]: read_source(model, shapes, extents[0]), extents[1]: larger}
         except ModelError:
-            if place == len(EXTENTS) - 1:
+            if extents == EXTENTS[-1] and not taken:
                 raise
-    raise AssertionError("the last one raises")
+            continue
+        taken = True
+        yield sources
+
+
+def says_more(model: Any, shapes: Shapes | None, sources: Mapping[int, Source]) -> bool:
+    """Whether a model is another one for a small extent than the sources say."""
+    try:
+        small = read_source(model, shapes, SMALL)
+    except ModelError:
+        return False  # it has to be larger
+    modules = [source.mod for source in sources.values()]
+    return not agrees(modules, list(sources), small.mod, SMALL)
 
 
 def tables(model: Any) -> Iterator[np.ndarray]:
-    """The weights of an ONNX model, as they are before anything is worked out of them."""
-    if not isinstance(model, IRModule):
-        from tvm_ext.frontend.load import load_onnx
-        from tvm_ext.frontend.weights import arrays
+    """The weights of a model, as they are before anything is worked out of them."""
+    if isinstance(model, IRModule):
+        for function in model.functions.values():
+            if isinstance(function, relax.Function):
+                yield from (array_of(one.value) for one in in_map_order(function, GenericConst))
+        return
+    from tvm_ext.frontend.load import load_onnx
+    from tvm_ext.frontend.weights import arrays
 
-        yield from arrays(load_onnx(model))
+    yield from arrays(load_onnx(model))
 
 
 def left_open(sources: Sequence[Source], extents: Sequence[int], name: str) -> Source:

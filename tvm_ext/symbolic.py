@@ -16,7 +16,16 @@ from tvm_ext.records import Database
 from tvm_ext.shield import shield
 from tvm_ext.symbolic_attention import plan_attention, typical
 from tvm_ext.tir.slices import with_slices
-from tvm_ext.tir.symbolic import Cut, Sized, Varying, cuts, in_tiles, instance, symbols
+from tvm_ext.tir.symbolic import (
+    Cut,
+    Sized,
+    Varying,
+    cuts,
+    in_tiles,
+    instance,
+    sizes_of,
+    symbols,
+)
 from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 GROWTH = 4
@@ -67,16 +76,16 @@ def _kernels(
     the others one for any number of slices and one for few."""
     sizes, each_us = list(planned), [each.option.predicted_us for each in planned.values()]
     if sizes[0] > MANY:
-        cut, varying = (cuts(func) or ())[-1], []
-        for typical, filled in ((sizes[1], FILLED), (GROWTH, 1)):
+        varying = []
+        for length, filled in ((sizes[1], FILLED), (GROWTH, 1)):
             with shield("kernel for any number of slices", reasons):
-                option = planned[typical].option
+                option = planned[length].option
                 own = option.plan if option.source == "log" else None
-                if found := elastic(func, cut, typical, filled, hardware, own):
+                if found := elastic(func, cuts(func) or (), length, filled, hardware, own):
                     varying.append(found)
         if len(varying) == 2:
             many, few = varying
-            fewest = min(ceil(each_us[0] / many.slice_us), sizes[0])
+            fewest = max(1, min(ceil(each_us[0] / many.slice_us), sizes[0]))
             many = many._replace(least=max(many.least, GROWTH))
             return [Sized(sizes[0], fewest, planned[sizes[0]].func), many, few]
     least = _least(sizes, each_us)
@@ -115,8 +124,7 @@ def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[
 
 def _tile(func: PrimFunc, found: tuple[Cut, ...], size: int, name: str) -> Task:
     """What a tile of so many slices computes."""
-    sizes = {symbol: 1 for cut in found for symbol in cut.symbols} | found[-1].sizes(size)
-    tile = instance(func, sizes)
+    tile = instance(func, sizes_of(found, size))
     assert tile is not None  # what has cuts has instances
     return make_task(tile, name)
 

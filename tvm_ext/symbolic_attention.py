@@ -10,11 +10,11 @@ last key and the last query is left out by the kernel (`compute.open_attention`)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import lcm
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from tvm_ext.compute.open_attention import SPARE_ROWS, Lengths, OpenAttention
 from tvm_ext.compute.plain_calls import with_vector_maths
@@ -74,7 +74,7 @@ class _Plan:
         tiles = {"core": Tile((1, 1, rows, size, depth))}
         tiles["l2"] = Tile((1, 1, rows, self.queries, depth))
         own = (LevelTile(t.level, tiles.get(t.level, t.tile)) for t in self.plan.tiles)
-        return replace(self.plan, tiles=tuple(own))
+        return structs.replace(self.plan, tiles=tuple(own))
 
 
 def typical(task: Task, hardware: HardwareModel) -> Task | None:
@@ -88,15 +88,17 @@ def plan_attention(
 ) -> Planned | None:
     """The kernel of an attention for any lengths; None for any other task."""
     found, one = OpenAttention.of(task.original), typical(task, hardware)
-    if found is None or one is None or one.graph is None:
+    if found is None or one is None:
         return None
     reasons: list[str] = []
     found_plans = _options(one, hardware, database, reasons, alone=alone)
     for option, tiles in islice(found_plans, PICKED):
         with shield(f"{option.source} plan", reasons):
             func = _for_any_lengths(task, found, tiles)
-            return Planned(task, func, option, [Option("none", None)], reasons)
-    return None
+            share = task.flops / one.flops  # what is reported is of a length of one
+            own = replace(option, predicted_us=option.predicted_us * share)
+            return Planned(task, func, own, [Option("none", None)], reasons)
+    return Planned(task, with_slices(task.original, task.slices), Option("none", None), [], reasons)
 
 
 def _options(

@@ -116,6 +116,8 @@ def instances(task: Task) -> Iterator[tuple[int, PrimFunc]]:
     found = symbols(task.original)
     for extent in CHECKED:
         func = instance(task.original, dict.fromkeys(found, extent))
+        if func and any(int(e) < 1 for param in func.params for e in param.shape):
+            continue  # of so few nothing is left
         graph = read(func) if func else None
         if func is None or (extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES)):
             return

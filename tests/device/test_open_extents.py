@@ -270,6 +270,69 @@ def test_a_sum_over_the_batch_is_right_if_slow() -> None:
         np.testing.assert_allclose(anywhere(x)[0], x.sum(0), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_cut_to_a_length_is_seen() -> None:
+    """Both numbers that stand for the extent are larger: the model would always give 100 rows."""
+    bounds = {"zero": np.array([0]), "most": np.array([100])}
+    cut = helper.make_node("Slice", ["x", "zero", "most", "zero"], ["y"])
+    model = make_model([cut], [value("x", "n", 6)], ["y"], bounds)
+    with pytest.raises(ShapeError, match="cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n", 6)})
+
+
+def test_the_least_extent_leaves_elements() -> None:
+    bounds = {"zero": np.array([0]), "three": np.array([3]), "end": np.array([1 << 40])}
+    cut = helper.make_node("Slice", ["x", "three", "end", "zero"], ["y"])
+    model = make_model([cut], [value("x", "n", 6)], ["y"], bounds)
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 6)})
+    assert anywhere.manifest.least == 4
+    for batch in (4, 7):
+        x = rng.standard_normal((batch, 6)).astype(np.float32)
+        np.testing.assert_array_equal(anywhere(x)[0], x[3:])
+    with pytest.raises(InputError, match="input 'x': n is 3; n is 4 or more"):
+        anywhere(x[:3])
+    assert anywhere.profile(runs=1).latency_us > 0
+
+
+@pytest.mark.parametrize("words", [499, 500, 31])
+def test_a_known_length_like_what_stands_for_the_batch(words: int) -> None:
+    """Attention over as many words as the batch is taken to have, or nearly."""
+    model = attention_model()
+    for initializer in model.graph.initializer:
+        if initializer.name in ("heads", "flat"):
+            array = onnx.numpy_helper.to_array(initializer).copy()
+            array[1] = words
+            initializer.CopyFrom(onnx.numpy_helper.from_array(array, initializer.name))
+    shapes: Any = {"x": ("n", words, 16), "mask": ("n", 1, 1, words)}
+    for one, place in zip(model.graph.input, (1, 3), strict=True):
+        one.type.tensor_type.shape.dim[place].dim_value = words
+    anywhere = tvm_ext.compile(model, shapes=shapes, verify=False)
+    x = rng.standard_normal((2, words, 16)).astype(np.float32)
+    given = {"x": x, "mask": np.zeros((2, 1, 1, words), np.float32)}
+    fixed = {name: array.shape for name, array in given.items()}
+    wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(given)
+    np.testing.assert_allclose(anywhere(given)[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_that_attend_to_each_other() -> None:
+    """The open extent is the batch and the length."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "x"], ["y"]),
+    ]
+    model = make_model(nodes, [value("x", "n", "n", 16)], ["y"])
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", "n", 16)}, verify=False)
+    x = rng.standard_normal((6, 6, 16)).astype(np.float32)
+    wanted = tvm_ext.compile(model, shapes={"x": x.shape})(x)
+    np.testing.assert_allclose(anywhere(x)[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_names_that_are_no_extents() -> None:
+    with pytest.raises(ShapeError, match="'batch size' is no extent"):
+        tvm_ext.compile(open_model(), shapes={"x": ("batch size", 3, 18, 17)})
+
+
 def test_one_extent_is_left_open_at_a_time() -> None:
     with pytest.raises(ShapeError, match="h, n are left open, one can be"):
         tvm_ext.compile(open_model(), shapes={"x": ("n", 3, "h", 17)})

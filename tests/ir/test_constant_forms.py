@@ -41,6 +41,7 @@ FORMS: dict[str, tuple[type, Make]] = {
     ),
     "the inner axis": (Count, lambda n: np.arange(3)[:, None] * 7 - 2 * np.arange(n)),
     "a shape": (Number, lambda n: np.array([n, 128, 12 * n])),
+    "large numbers that stay": (Number, lambda n: np.array([n, 1 << 62, 3072])),
     "a number": (Number, lambda n: np.array(n - 1)),
     "integers as floats": (Count, lambda n: np.arange(n, dtype=np.float32)),
     "repeated": (Repeated, lambda n: np.repeat(np.float32([[0.5, -1.5]]), n, 0)),
@@ -71,6 +72,7 @@ FORMS: dict[str, tuple[type, Make]] = {
         Diagonals,
         lambda n: np.moveaxis(TABLE[np.clip(distances(n), -64, 64) + 64], -1, 0)[None],
     ),
+    "all distances": (Diagonals, lambda n: np.abs(distances(n))),
     "distances beside each other": (
         Diagonals,
         lambda n: np.sign(distances(n)).reshape(n, 1, n, 1).astype(np.int32),
@@ -99,6 +101,7 @@ def test_a_call_makes_it_for_any_extent(kind: str) -> None:
     told = len(call.args[1].fields) > len(given)
     for extent in (1, 2, 7, 800):
         expected = make(extent)
+        np.testing.assert_array_equal(found.made(extent), expected)
         out = tvm.runtime.empty(expected.shape, str(expected.dtype))
         told_extent = (extent,) if told else ()
         built["main"](*map(tvm.runtime.tensor, given), *told_extent, out)
@@ -116,6 +119,10 @@ def test_no_more_rows_than_the_table_has() -> None:
 
 REFUSED: dict[str, Make] = {
     "squares": lambda n: np.array(n * n),
+    "squares of one more": lambda n: np.array((n + 1) ** 2),
+    "squares of one less": lambda n: np.array((n - 1) ** 2),
+    "pairs": lambda n: np.array([n * (n + 1) // 2, 7]),
+    "as many as pairs": lambda n: np.zeros(n * (n - 1) // 2, np.float32),
     "a fraction": lambda n: np.float32([1 / n]),
     "rounded up": lambda n: np.array([-(-n // 16) * 16]),
     "random": lambda n: np.random.default_rng(n).standard_normal(8),
@@ -125,7 +132,6 @@ REFUSED: dict[str, Make] = {
         [TABLE[:2], TABLE[5:6].repeat(n - 2, 0), TABLE[3:4]]
     ),
     "the first column": lambda n: np.eye(n, dtype=np.float32) + (np.arange(n) == 0),
-    "all distances": lambda n: distances(n),
     "as many as squares": lambda n: np.zeros(n * n, np.float32),
     "fewer for more": lambda n: np.zeros(2000 - n, np.float32),
 }

@@ -54,7 +54,8 @@ class OpenAttention:
 
     @classmethod
     def of(cls, func: PrimFunc) -> OpenAttention | None:
-        """That of a function that carries `OPEN`; None of any other."""
+        """That of a function that carries `OPEN`; None of any other, and where more than lengths
+        is open."""
         if not func.attrs or OPEN not in func.attrs:
             return None
         scale, guarded, *first = func.attrs[OPEN]
@@ -66,6 +67,9 @@ class OpenAttention:
             for shape, swapped in zip(given, heads_first, strict=False)
         )
         bias = given[3] if len(given) > 3 else None
+        beside = [q[0], *q[2:], k[0], *k[2:], v[0], *v[2:], *(bias or ())[:2]]
+        if not all(isinstance(extent, tirx.IntImm) for extent in beside):
+            return None
         return cls(q, k, v, bias, float(scale), bool(int(guarded)), heads_first)
 
     @property

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.errors import ModelError
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_affine
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
@@ -214,7 +215,13 @@ def _widen_expand(graph: ir.Graph) -> None:
         wanted = ir.convenience.get_const_tensor(target)
         if wanted is None or source.shape is None or not source.shape.is_static():
             continue
-        shape = np.broadcast_shapes(source.shape.numpy(), wanted.numpy().tolist())
+        try:
+            shape = np.broadcast_shapes(source.shape.numpy(), wanted.numpy().tolist())
+        except ValueError:
+            raise ModelError(
+                f"Expand (node {node.name!r}) cannot make {tuple(wanted.numpy().tolist())} of "
+                f"{tuple(source.shape.numpy())}; give other shapes"
+            ) from None
         if list(shape) != wanted.numpy().tolist():
             name = f"{node.outputs[0].name}_shape"
             node.replace_input_with(1, add_initialiser(graph, name, np.array(shape, np.int64)))

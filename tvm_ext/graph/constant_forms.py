@@ -15,7 +15,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -38,11 +37,11 @@ class Length(NamedTuple):
 
     @classmethod
     def of(cls, pair: Sequence[int], extents: Sequence[int]) -> Length | None:
-        """None of two numbers of which that is not so. Of two squares it would be, with minus the
-        product of the extents."""
+        """None of two numbers of which that is not so. Of two squares it would be, or of products
+        like n * (n + 1): with an offset that leaves little of the steps at the extents."""
         step, left = divmod(pair[1] - pair[0], extents[1] - extents[0])
         offset = pair[0] - step * extents[0]
-        return None if left or step < 1 or abs(offset) >= prod(extents) else cls(step, offset)
+        return None if left or step < 1 or -2 * offset >= step * extents[0] else cls(step, offset)
 
     def at(self, symbol: Any) -> Any:
         """As an expression."""
@@ -72,6 +71,14 @@ class Form(ABC):
     def limit(self) -> tuple[Length, int] | None:
         """A length, and what it may be at most; None if there is no such."""
         return None
+
+    @abstractmethod
+    def made(self, extent: int) -> np.ndarray:
+        """The constant for an extent, which is no more than the limit."""
+
+    def sizes(self, extent: int) -> tuple[int, ...]:
+        """Its shape for an extent."""
+        return tuple(int(e.at(extent)) if isinstance(e, Length) else e for e in self.shape)
 
     def call(self, symbol: Any, builder: Any) -> Any:
         """The call that makes it, of a kernel that is added by the builder."""
@@ -118,6 +125,9 @@ class Number(Form):
         start, step = tables
         return start[at] + step[at] * extent.astype(start.dtype)
 
+    def made(self, extent: int) -> np.ndarray:
+        return np.asarray(self.start + self.step * extent, self.start.dtype)
+
     @classmethod
     def of(cls, pair: Pair, extents: Sequence[int]) -> Number | None:
         """None of constants that are not so."""
@@ -126,8 +136,8 @@ class Number(Form):
         one, other = pair
         step, left = np.divmod(other - one, extents[1] - extents[0])
         start = np.asarray(one - step * extents[0])
-        if left.any() or (abs(start) >= prod(extents)).any():  # as `Length.of`
-            return None
+        if left.any() or (-2 * start * np.sign(step) >= abs(step) * extents[0])[step != 0].any():
+            return None  # as `Length.of`
         return cls(one.shape, start, np.asarray(step))
 
 
@@ -148,19 +158,27 @@ class Count(Form):
         first = (*at[: self.axis], 0, *at[self.axis + 1 :])
         return start[first] + step[first] * at[self.axis].astype(start.dtype)
 
+    def made(self, extent: int) -> np.ndarray:
+        return self.counted(self.sizes(extent)[self.axis], self.start.dtype)
+
     @classmethod
     def of(cls, pair: Pair, shape: tuple[int | Length, ...], axis: int) -> Count | None:
         """None of constants that do not count evenly."""
         if not _are_whole(pair):
             return None
         start, following = (pair[0].take([place], axis) for place in (0, 1))
-        step = following - start
-        for array in pair:
-            sizes = [-1 if place == axis else 1 for place in range(array.ndim)]
-            places = np.arange(array.shape[axis]).reshape(sizes).astype(array.dtype)
-            if not np.array_equal(array, start + step * places):
-                return None
-        return cls(shape, start, step, axis)
+        with np.errstate(invalid="ignore"):
+            found = cls(shape, start, following - start, axis)
+            same = all(np.array_equal(found.counted(a.shape[axis], a.dtype), a) for a in pair)
+        return found if same else None
+
+    def counted(self, length: int, dtype: Any) -> np.ndarray:
+        """So many elements along the axis."""
+        sizes = [-1 if place == self.axis else 1 for place in range(self.start.ndim)]
+        counted: np.ndarray = self.start + self.step * np.arange(length).reshape(sizes).astype(
+            dtype
+        )
+        return counted
 
 
 @dataclass(frozen=True)
@@ -187,6 +205,13 @@ class Repeated(Form):
             chosen = tirx.Select(from_end <= self.last, end, chosen)
         where = (*at[: self.axis], chosen, *at[self.axis + 1 :])
         return tables[0][where]
+
+    def made(self, extent: int) -> np.ndarray:
+        length = self.sizes(extent)[self.axis]
+        places = np.minimum(np.arange(length), self.first)
+        if self.last:
+            places[length - self.last :] = self.first + 1 + np.arange(self.last)
+        return self.values.take(places, self.axis)
 
     @classmethod
     def of(cls, pair: Pair, shape: tuple[int | Length, ...], axis: int) -> Repeated | None:
@@ -228,6 +253,9 @@ class Beginning(Form):
     def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
         return tables[0][at]
 
+    def made(self, extent: int) -> np.ndarray:
+        return self.table.take(range(self.sizes(extent)[self.axis]), self.axis)
+
     @classmethod
     def of(
         cls, pair: Pair, shape: tuple[int | Length, ...], axis: int, tables: Tables
@@ -255,13 +283,20 @@ class Beginning(Form):
 @dataclass(frozen=True)
 class Diagonals(Form):
     """Elements that depend, along two axes, i and j, on j - i only, and on nothing but its sign
-    beyond some distance."""
+    beyond some distance; or on all distances up to the largest that are known."""
 
     values: np.ndarray
     """By j - i on the last axis."""
     least: int
     """The first of those."""
     axes: tuple[int, int]
+    most: int
+    """The largest length of the first axis; 0 if all are known."""
+
+    @property
+    def limit(self) -> tuple[Length, int] | None:
+        length = self.shape[self.axes[0]]
+        return (length, self.most) if self.most and isinstance(length, Length) else None
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
@@ -273,6 +308,12 @@ class Diagonals(Form):
         rest: list[Any] = [index for axis, index in enumerate(at) if axis not in self.axes]
         rest.append(tirx.max(tirx.min(place, self.values.shape[-1] - 1), 0))
         return tables[0][tuple(rest)]
+
+    def made(self, extent: int) -> np.ndarray:
+        rows, columns = (self.sizes(extent)[axis] for axis in self.axes)
+        apart = np.arange(columns) - np.arange(rows)[:, None] - self.least
+        square = self.values[..., np.clip(apart, 0, self.values.shape[-1] - 1)]
+        return np.moveaxis(square, (-2, -1), self.axes)
 
     @classmethod
     def of(
@@ -288,9 +329,13 @@ class Diagonals(Form):
             least.append(1 - square.shape[-2])
             most.append(square.shape[-1] - 1)
         one, other = found
-        beyond = [(0, 0)] * (one.ndim - 1) + [(least[0] - least[1], most[1] - most[0])]
-        extended = np.pad(one, beyond, mode="edge")
-        return cls(shape, one, least[0], axes) if np.array_equal(extended, other) else None
+        before, behind = least[0] - least[1], most[1] - most[0]
+        extended = np.pad(one, [(0, 0)] * (one.ndim - 1) + [(before, behind)], mode="edge")
+        if np.array_equal(extended, other):
+            return cls(shape, one, least[0], axes, 0)
+        if not np.array_equal(other[..., before : before + one.shape[-1]], one):
+            return None
+        return cls(shape, other, least[1], axes, pair[1].shape[axes[0]])
 
 
 def form_of(pair: Pair, extents: Sequence[int], tables: Tables = tuple) -> Form | None:

@@ -213,6 +213,10 @@ class _Fuser(relax.PyExprMutator):
         if not (left and right and last) or not len(left) == len(right) == len(last) in (3, 4):
             return False
         keys, lanes = right[-1], self._hardware.lanes(4)
+        if any(map(self._is_open, (left[-2], keys))) and any(map(self._is_open, left[:-2])):
+            return (
+                False  # of an open number of heads each is of an open length: no plan is for both
+            )
         return (
             self._hardware.kind != "cuda"
             and left[:-2] == right[:-2] == last[:-2]

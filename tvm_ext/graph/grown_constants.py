@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.graph.constant_forms import Tables, form_of
 from tvm_ext.tvm_api import GenericConst, array_of, in_map_order, relax
+
+LARGE = 1 << 16
+"""Elements that no exporter works out of an extent without it showing in their shape."""
 
 
 @dataclass
@@ -69,6 +73,19 @@ def grown_constants(
                 bindings.append(relax.VarBinding(known[key], builder.normalize(call)))
         values.append(known[key])
     return GrownConstants(values, bindings)
+
+
+def is_as_grown(values: Sequence[Any], extents: Sequence[int], extent: int) -> bool:
+    """Whether the third of three tensors, for another extent, is what the first two say, as far as
+    they say anything. Large ones of one shape are weights."""
+    one, other, third = values
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) == 1 and prod(shapes.pop()) > LARGE:
+        return True
+    if _are_equal(one, other):
+        return _are_equal(one, third)
+    form = form_of((array_of(one), array_of(other)), extents)
+    return form is None or np.array_equal(form.made(extent), array_of(third))
 
 
 def _are_equal(one: Any, other: Any) -> bool:

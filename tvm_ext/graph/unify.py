@@ -9,25 +9,32 @@ So a model goes through every pass with static shapes, twice, and what comes out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
+from tvm_ext.errors import ModelError
 from tvm_ext.graph.constant_forms import Length, Tables
-from tvm_ext.graph.grown_constants import grown_constants
+from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
+from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import generalised, numbers
-from tvm_ext.tir.symbolic import instance
+from tvm_ext.tir.read import linear
+from tvm_ext.tir.symbolic import instance, substituted
 from tvm_ext.tvm_api import (
     Call,
     GenericConst,
+    InternalError,
     IRModule,
     PrimFunc,
+    in_map_order,
     ir,
     op_name,
     relax,
     structural_equal,
     structural_map,
     tirx,
+    uses,
+    variables,
 )
 
 EXTENTS = ((499, 1006), (173, 454), (31, 74))
@@ -77,6 +84,59 @@ def unify(
     for own, function in functions.items():
         result[own] = function
     return result.with_attrs(modules[0].attrs) if modules[0].attrs else result
+
+
+def with_extent(mod: IRModule, symbols: Iterable[Any], extent: int) -> IRModule:
+    """The module with a number for symbols. Raises ModelError if it does not take so many."""
+    try:
+        return relax.transform.BindSymbolicVars(dict.fromkeys(symbols, extent))(mod)
+    except (ValueError, InternalError) as error:
+        reason = first_line(error)
+        raise ModelError(
+            f"module: it does not take {extent} along what is open: {reason}"
+        ) from error
+
+
+def least_extent(mod: IRModule) -> int:
+    """The least number that leaves no tensor of `main` without elements, for its only symbol."""
+    shapes: dict[Any, None] = {}
+
+    def look(node: Any) -> None:
+        shape = getattr(getattr(node, "ty", None), "shape", None)
+        if isinstance(node, relax.Var) and shape is not None:
+            extents = getattr(shape, "values", None) or []
+            shapes.update(dict.fromkeys(e for e in extents if not isinstance(e, tirx.IntImm)))
+
+    relax.analysis.post_order_visit(mod["main"], look)
+    least = 1
+    for extent in shapes:
+        symbols = dict.fromkeys(variables(extent), 0)
+        form = linear(extent, symbols) if len(symbols) == 1 else None
+        if form is not None and form[0][0] > 0:
+            least = max(least, -(-(1 - form[1]) // form[0][0]))
+    return least
+
+
+def agrees(
+    modules: Sequence[IRModule], extents: Sequence[int], third: IRModule, extent: int
+) -> bool:
+    """Whether a module with another number for the extent is what those with two of them say: what
+    is cut to a length that both exceed would be taken for that length."""
+    one, other, small = (mod["main"] for mod in (*modules, third))
+    if not _steps(one) == _steps(other) == _steps(small):
+        return False
+    found = [numbers(function) for function in (one, other, small)]
+    if len({len(each) for each in found}) > 1:
+        return False
+    for a, b, c in zip(*found, strict=True):
+        length = Length.of((a, b), extents)
+        if c != (a if a == b else length.at(extent) if length else c):
+            return False
+    constants = [in_map_order(function, GenericConst) for function in (one, other, small)]
+    return len({len(each) for each in constants}) == 1 and all(
+        is_as_grown([each.value for each in same], extents, extent)
+        for same in zip(*constants, strict=True)
+    )
 
 
 def _calling(
@@ -144,12 +204,30 @@ def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
     )
 
 
+def _plain(func: PrimFunc) -> PrimFunc:
+    """The function with tensors that begin where their memory does, if it asks for no more: TVM's
+    sums of what comes before take others."""
+    begins = {
+        param.elem_offset: param
+        for param in func.params
+        if hasattr(param, "shape") and isinstance(param.elem_offset, tirx.Var)
+    }
+    if not begins or any(uses(func.body, offset) for offset in begins):
+        return func
+    plain = {
+        param: tirx.decl_buffer(param.shape, param.dtype, param.name) for param in begins.values()
+    }
+    body = substituted(func.body, plain)
+    return PrimFunc([plain.get(param, param) for param in func.params], body, attrs=func.attrs)
+
+
 def _program(
     pair: Sequence[PrimFunc], extents: Sequence[int], name: str, operands: int | None
 ) -> tuple[PrimFunc, Length | None] | None:
     """A kernel, and what its symbol is of the extent if it is a parameter of its own, after its
     operands; None if the extents of its tensors tell it. It is what grows by the largest steps by
     which all do, so that most extents are multiples of it."""
+    pair = [_plain(func) for func in pair]
     found = [numbers(func) for func in pair]
     if len(found[0]) != len(found[1]) or not _are_affine(pair, extents):
         return None

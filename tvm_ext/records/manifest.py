@@ -81,6 +81,7 @@ class Manifest(msgspec.Struct, frozen=True):
     fusions      what fusion passes decided; equal decisions once
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
+    least        what is left open is at least this: fewer would leave a tensor without elements
     """
 
     version: int
@@ -98,6 +99,7 @@ class Manifest(msgspec.Struct, frozen=True):
     anywhere: bool = False
     own_outputs: tuple[int, ...] = ()
     fusions: tuple[Fusion, ...] = ()
+    least: int = 1
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

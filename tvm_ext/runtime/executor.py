@@ -71,17 +71,23 @@ class Compiled:
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
         hand_over = shared if self.manifest.anywhere else tensor
-        inputs = list(map(hand_over, self.bind(*given, **named)))
-        try:
-            result = self._main(*inputs)
-        except IndexError as error:  # `tvm_lowering.LIMIT`
-            raise InputError(f"inputs: {error}; give less at once") from None
+        result = self._main(*map(hand_over, self.bind(*given, **named)))
         return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships."""
-        return Machine(self._module)["main"]
+        entry = Machine(self._module)["main"]
+        if not self._open:
+            return entry
+
+        def limited(*given: Any) -> Any:
+            try:
+                return entry(*given)
+            except IndexError as error:  # `tvm_lowering.LIMIT`
+                raise InputError(f"inputs: {error}; give less at once") from None
+
+        return limited
 
     def bind(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """The inputs as contiguous arrays in model order, checked."""
@@ -99,7 +105,7 @@ class Compiled:
             raise InputError(_other_names(given, names))
         checked = [_checked(info, given[info.name]) for info in self.inputs]
         if self._open:
-            _check_alike(self.inputs, checked)
+            _check_alike(self.inputs, checked, self.manifest.least)
         return checked
 
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
@@ -124,9 +130,12 @@ class Compiled:
         """Median time of every kernel while the model runs, on random inputs if none are given;
         `read_peak` tells the machine's peak beside every run (`hardware.peak.Peak.gflops`)."""
         given = bool(arrays or named)
-        inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs)
+        inputs = self.bind(*arrays, **named) if given else self._random()
         names = [group.name for group in self.manifest.groups]
         return profile(self._module, names, inputs, runs, read_peak)
+
+    def _random(self) -> list[np.ndarray]:
+        return random_inputs(self.inputs, extent=self.manifest.least)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""
@@ -197,16 +206,18 @@ def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
     )
 
 
-def _check_alike(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray]) -> None:
-    """Raises InputError where what is open has two values."""
+def _check_alike(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], least: int) -> None:
+    """Raises InputError where what is open has two values, or too small a one."""
     values: dict[str, tuple[int, str]] = {}
     for info, array in zip(infos, arrays, strict=True):
         for extent, text in zip(array.shape, info.shape, strict=True):
             if not isinstance(text, str):
                 continue
             (name,), value = names(text), solved(text, extent)
-            if value is None:
-                raise InputError(f"input {info.name!r}: {text} is {extent}; {name} is 1 or more")
+            if value is None or value < least:
+                raise InputError(
+                    f"input {info.name!r}: {text} is {extent}; {name} is {least} or more"
+                )
             known, where = values.setdefault(name, (value, info.name))
             if known != value:
                 raise InputError(

@@ -27,16 +27,18 @@ Mark = tuple[str, bool, float]
 """A call's name, whether it begins, and when, in seconds."""
 
 
-def random_inputs(infos: Sequence[TensorInfo], seed: int = 0) -> list[np.ndarray]:
+def random_inputs(infos: Sequence[TensorInfo], seed: int = 0, extent: int = 1) -> list[np.ndarray]:
     """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and masks.
-    What is left open is 1."""
+
+    extent  what is left open
+    """
     source = np.random.default_rng(seed)
     drawn = []
     for info in infos:
         if np.issubdtype(np.dtype(info.dtype), np.floating):
-            drawn.append(source.standard_normal(info.at(1)).astype(info.dtype))
+            drawn.append(source.standard_normal(info.at(extent)).astype(info.dtype))
         else:
-            drawn.append(source.integers(0, 2, info.at(1)).astype(info.dtype))
+            drawn.append(source.integers(0, 2, info.at(extent)).astype(info.dtype))
     return drawn
 
 

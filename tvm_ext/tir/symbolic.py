@@ -106,6 +106,11 @@ class Cut:
         return dict.fromkeys(self.symbols[:-1], 1) | {self.symbols[-1]: slices}
 
 
+def sizes_of(found: Sequence[Cut], slices: int) -> dict[Any, int]:
+    """Values of all symbols for so many slices along the last cut, and one along the others."""
+    return {symbol: 1 for cut in found for symbol in cut.symbols} | found[-1].sizes(slices)
+
+
 @lru_cache(maxsize=256)
 def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
     """What a function can be cut along, outermost first; None if its slices depend on each other,

@@ -212,12 +212,14 @@ def _plain(func: PrimFunc) -> PrimFunc:
         for param in func.params
         if hasattr(param, "shape") and isinstance(param.elem_offset, tirx.Var)
     }
-    if not begins or any(uses(func.body, offset) for offset in begins):
+    if not begins:
         return func
     plain = {
         param: tirx.decl_buffer(param.shape, param.dtype, param.name) for param in begins.values()
     }
     body = substituted(func.body, plain)
+    if any(uses(body, offset) for offset in begins):
+        return func
     return PrimFunc([plain.get(param, param) for param in func.params], body, attrs=func.attrs)
 
 

@@ -121,7 +121,7 @@ def graph_passes(
         Normalise(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        Legalise(hardware, predict_us=predict_us),
+        Legalise(hardware, predict_us=predict_us, extent=extent),
         Share(),
         FoldIndices(),
         Fuse(),

@@ -17,6 +17,7 @@ from tvm_ext.graph.attention_scores import ScoresReader, axes_of
 from tvm_ext.graph.join_projections import joined
 from tvm_ext.graph.legalise_attention import attention_call
 from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.graph.open_extent import follows
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     Call,
@@ -33,8 +34,6 @@ from tvm_ext.tvm_api import (
 
 POSITIONS_FIRST = (0, 2, 1, 3)
 """b, h, i, d  →  b, i, h, d, and back."""
-MORE = 8
-"""What a length may have beyond an extent that is not known: a new word, a class."""
 KEPT = 0.5
 """Part of a core's own cache that the scores of a vector of queries may take, and their powers."""
 
@@ -226,9 +225,7 @@ class _Fuser(relax.PyExprMutator):
 
     def _is_open(self, length: Any) -> bool:
         """Whether a length follows the extent that is not known: some of it, or a few more."""
-        return bool(self._extent) and (
-            int(length) % self._extent == 0 or abs(int(length) - self._extent) <= MORE
-        )
+        return follows(int(length), self._extent)
 
     def _permuted(self, source: Any, axes: tuple[int, ...]) -> Any:
         """The permutation of a permutation as one, or as none."""

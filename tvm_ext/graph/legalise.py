@@ -36,6 +36,7 @@ from tvm_ext.graph.legalise_norm import (
     known_extents,
     static_shape,
 )
+from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import Programs
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
@@ -70,12 +71,15 @@ class Legalise:
                 without it convolution is direct
     winograd    output tiles of Winograd's algorithm that may be chosen (see `compute.winograd` for
                 their rounding errors); empty to keep convolution direct
+    extent      stands for one that is not known, if given: nothing that follows it is padded to
+                whole vectors or summed up by them
     """
 
     hardware: HardwareModel
     fast_math: bool = True
     predict_us: Callable[[PrimFunc], float] | None = None
     winograd: tuple[int, ...] = OUTPUT_TILES
+    extent: int = 0
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with call_tir in place of operators."""
@@ -97,6 +101,14 @@ class Legalise:
 
         return relax.transform.LegalizeOps({n: with_default(n, r) for n, r in rules.items()})(mod)
 
+    def known(self, expr: Any) -> list[int | None] | None:
+        """The extents of a tensor, None for one that is not known, or stands for such; None if
+        there is no telling how many it has."""
+        extents = known_extents(expr)
+        if extents is None:
+            return None
+        return [None if e is not None and follows(e, self.extent) else e for e in extents]
+
     @property
     def lanes(self) -> int:
         """Float32 elements in a vector."""
@@ -110,8 +122,12 @@ def _as_tvm_does(builder: Any, call: Any, options: Legalise) -> None:
 def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     """Product with a constant matrix on the right, or of two tensors with equal batch axes."""
     weight = constant_array(call.args[1])
-    shape = known_extents(call.args[0])
-    if shape is None or len(shape) < 2 or shape[-1] is None:
+    shape = options.known(call.args[0])
+    if shape is None or len(shape) < 2:
+        return None
+    if weight is not None and weight.ndim == 2:
+        shape[-1] = weight.shape[0]  # which is known for certain
+    if shape[-1] is None:
         return None
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return _legalise_product(builder, call, options)
@@ -126,7 +142,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
 
 
 def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
-    left, right = known_extents(call.args[0]), known_extents(call.args[1])
+    left, right = options.known(call.args[0]), options.known(call.args[1])
     if left is None or right is None or len(right) < 2 or right[-1] in (None, 1):
         return None
     if left[-1] is None or right[-2] is None:
@@ -142,7 +158,7 @@ def _legalise_product(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
     """Softmax and log-softmax with vector exponentials."""
-    shape = known_extents(call.args[0])
+    shape = options.known(call.args[0])
     if not shape:
         return None
     axis = int(call.attrs.axis) % len(shape)
@@ -160,7 +176,7 @@ def legalise_softmax(builder: Any, call: Any, options: Legalise) -> Any:
 
 def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
     """Sum, mean, max and min."""
-    shape = known_extents(call.args[0])
+    shape = options.known(call.args[0])
     if not shape:
         return None
     given = call.attrs.axis

@@ -11,12 +11,16 @@ whether it is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
+from math import inf, isfinite, isnan
 from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import in_map_order, structural_map, tirx
+from tvm_ext.tvm_api import in_map_order, structural_equal, structural_map, tirx
 
+ROUNDED = 1e-6
+"""How far a number of single precision may be from one by a whole one."""
 Kinds = Sequence[tuple[Any, Any]]
 """What else a map does, by kinds of nodes."""
 
@@ -26,6 +30,11 @@ def numbers(function: Any) -> list[int]:
     return list(map(int, in_map_order(function, tirx.IntImm)))
 
 
+def floats(function: Any) -> list[float]:
+    """The numbers with fractions likewise."""
+    return [float(number.value) for number in in_map_order(function, tirx.FloatImm)]
+
+
 def generalised(
     functions: Sequence[Any],
     points: Sequence[Sequence[int]],
@@ -33,31 +42,77 @@ def generalised(
     also: Kinds = (),
 ) -> Any | None:
     """The first function with `a * symbol + .. + c`, in whole numbers, where the numbers of all
-    differ; None if they are no such functions of the points. What else differs is not looked at.
+    differ, or one by that, as an average has it; None if they are no such functions of the points.
+    What else differs is not looked at.
 
     points   for each function the values of the symbols with which it was made; more than symbols
              by one at least, and the more the surer
     symbols  variables, or what should be written for them
     also     what the map does beside, to nodes of other kinds
     """
-    found = [numbers(function) for function in functions]
-    if len(set(map(len, found))) > 1:
+    whole = _steps([numbers(function) for function in functions], points)
+    shares = _steps([_by(floats(function)) for function in functions], points)
+    if whole is None or shares is None:
         return None
-    table = np.array(found, np.int64)
-    basis = np.array([[*point, 1] for point in points], np.int64)
-    differing = np.flatnonzero((table != table[0]).any(0))
-    solved = np.linalg.lstsq(basis.astype(float), table[:, differing].astype(float), rcond=None)
-    steps = np.rint(solved[0]).astype(np.int64)
-    if (basis @ steps != table[:, differing]).any():
-        return None
-    grown = {int(place): steps[:, at] for at, place in enumerate(differing)}
-    place = iter(range(table.shape[1]))
+    place, float_place = count(), count()
 
     def written(number: Any) -> Any:
-        own = grown.get(next(place))
+        own = whole.get(next(place))
         return number if own is None else _sum(own, symbols, str(number.ty.dtype))
 
-    return structural_map(functions[0], [(tirx.IntImm, written), *also], order="post")
+    def share(number: Any) -> Any:
+        own = shares.get(next(float_place))
+        if own is None:
+            return number
+        dtype = str(number.ty.dtype)
+        total = _sum(own, symbols, "int64").astype(dtype)
+        return total if number.value >= 1 else tirx.const(1, dtype) / total
+
+    kinds = [(tirx.IntImm, written), (tirx.FloatImm, share), *also]
+    return structural_map(functions[0], kinds, order="post")
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether two functions differ by numbers only."""
+    kinds = [
+        (kind, lambda number: tirx.const(0, str(number.ty.dtype)))
+        for kind in (tirx.IntImm, tirx.FloatImm)
+    ]
+    plain = [structural_map(function, kinds, order="post") for function in (one, other)]
+    return bool(structural_equal(*plain))
+
+
+def _by(values: Sequence[float]) -> list[int | float]:
+    """What numbers are, or one by them, where that is whole."""
+    found: list[int | float] = []
+    for value in values:
+        other = 1 / value if value and abs(value) < 1 else value
+        near = round(other) if isfinite(other) else 0
+        is_whole = near and abs(other - near) <= ROUNDED * abs(near)
+        found.append(near if is_whole else inf if isnan(value) else value)
+    return found
+
+
+def _steps(
+    found: Sequence[Sequence[int | float]], points: Sequence[Sequence[int]]
+) -> dict[int, np.ndarray] | None:
+    """By the places of the numbers that differ between functions what they are of the points; None
+    if some are no affine functions of these in whole numbers."""
+    if len(set(map(len, found))) > 1:
+        return None
+    columns = list(zip(*found, strict=True))
+    differing = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    if any(isinstance(value, float) for place in differing for value in columns[place]):
+        return None
+    table = np.array([columns[place] for place in differing], np.int64).T
+    if not differing:
+        return {}
+    basis = np.array([[*point, 1] for point in points], np.int64)
+    solved = np.linalg.lstsq(basis.astype(float), table.astype(float), rcond=None)
+    steps = np.rint(solved[0]).astype(np.int64)
+    if (basis @ steps != table).any():
+        return None
+    return {place: steps[:, at] for at, place in enumerate(differing)}
 
 
 def _sum(steps: np.ndarray, symbols: Sequence[Any], dtype: str) -> Any:

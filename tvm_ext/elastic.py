@@ -32,7 +32,8 @@ RULES = ("tile", "rows", "flat")
 CANDIDATES = 1000
 """Plans to look among: few have small tiles of slices."""
 FAR = 7
-MANY = 33
+"""How many times as many slices the kernel has that shows whether the others tell the truth."""
+LOOPLESS = 33
 """Tiles from which on no tail has a loop of its own (`tile.shift.WORTH_A_LOOP`)."""
 
 
@@ -153,7 +154,7 @@ class _Grown:
         """Numbers of slices that tell how kernels depend on all that is counted, each with last
         tiles that are not whole, and one far from them to see that they do; none if there are no
         such."""
-        first = max(FAR, MANY * max(self.tiles, default=1) // self.unit)
+        first = max(FAR, LOOPLESS * max(self.tiles, default=1) // self.unit)
         chosen: list[int] = []
         rank = 0
         for slices in filter(self._has_tails, range(first, 2 * first)):

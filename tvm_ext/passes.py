@@ -42,7 +42,7 @@ from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.stitch import Stitch
-from tvm_ext.graph.unify import EXTENTS, at_extent, unify, with_extent
+from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
@@ -158,7 +158,7 @@ def lifted(
 
 def sliced_us(func: PrimFunc, hardware: HardwareModel, slices: int, rule: str = "") -> float:
     """Predicted time of a PrimFunc by so many runs of what it does for one slice."""
-    return slices * predicted_us(at_extent(func, slices, 1), hardware, rule)
+    return slices * predicted_us(resized(func, slices, 1), hardware, rule)
 
 
 def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:

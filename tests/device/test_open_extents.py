@@ -58,133 +58,6 @@ def attention_model() -> onnx.ModelProto:
     return make_model(nodes, inputs, ["y"], constants)
 
 
-def text_model() -> onnx.ModelProto:
-    """Two heads of eight that look back over words of which some are hidden, 80 at most."""
-    nodes = [
-        helper.make_node("Shape", ["ids"], ["shape"], start=1),
-        helper.make_node("Slice", ["table", "zero", "shape", "zero"], ["positions"]),
-        helper.make_node("Gather", ["words", "ids"], ["taken"]),
-        helper.make_node("Add", ["taken", "positions"], ["x"]),
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
-        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
-        *(
-            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
-            for name in "qv"
-        ),
-        helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
-        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
-        helper.make_node("Squeeze", ["shape", "zero"], ["n"]),
-        helper.make_node("Range", ["none", "n", "one"], ["places"]),
-        helper.make_node("Unsqueeze", ["places", "ones"], ["column"]),
-        helper.make_node("Greater", ["places", "column"], ["later"]),
-        helper.make_node("Where", ["later", "hidden", "shown"], ["causal"]),
-        helper.make_node("Add", ["scores", "causal"], ["unmasked"]),
-        helper.make_node("Add", ["unmasked", "mask"], ["masked"]),
-        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "vh"], ["mixed"]),
-        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["back", "flat"], ["joined"]),
-        helper.make_node("Add", ["joined", "x"], ["y"]),
-    ]
-    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
-    constants |= {"heads": np.array([0, -1, 2, 8]), "flat": np.array([0, -1, 16])}
-    constants |= {"words": weights(50, 16), "table": weights(80, 16), "zero": np.array([0])}
-    constants |= {"none": np.array(0), "one": np.array(1), "ones": np.array([1])}
-    constants |= {"hidden": np.float32(-1e9), "shown": np.float32(0)}
-    inputs = [value("ids", 1, "n", dtype=TensorProto.INT64), value("mask", 1, 1, 1, "n")]
-    return make_model(nodes, inputs, ["y"], constants)
-
-
-def test_texts_of_any_length() -> None:
-    """Positions are a table's first rows, what is hidden is a matter of distance."""
-    model = text_model()
-    anywhere = tvm_ext.compile(model, shapes={"n": ("words",)})
-    assert [info.shape for info in anywhere.inputs] == [(1, "words"), (1, 1, 1, "words")]
-    sources = {group.kind: group.source for group in anywhere.manifest.groups}
-    assert sources["attention"] == "picker"
-    for words in (1, 2, 5, 16, 33, 79, 80):
-        ids = rng.integers(0, 50, (1, words))
-        mask = np.where(rng.random((1, 1, 1, words)) < 0.3, -1e9, 0).astype(np.float32)
-        mask[..., 0] = 0
-        given = {"ids": ids, "mask": mask}
-        shapes = {name: array.shape for name, array in given.items()}
-        wanted = tvm_ext.compile(model, shapes=shapes)(given)
-        np.testing.assert_allclose(anywhere(given)[0], wanted[0], rtol=1e-4, atol=1e-5)
-    ids, mask = np.zeros((1, 81), np.int64), np.zeros((1, 1, 1, 81), np.float32)
-    with pytest.raises(InputError, match="words: the model has values for 80 at most"):
-        anywhere(ids, mask)
-
-
-def step_model() -> onnx.ModelProto:
-    """A word that looks back at itself and at those kept, some of which are hidden."""
-    nodes = [
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
-        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
-        *(
-            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
-            for name in "qkv"
-        ),
-        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
-        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
-        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
-        helper.make_node("Unsqueeze", ["mask", "axes"], ["bias"]),
-        helper.make_node("Add", ["scores", "bias"], ["masked"]),
-        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "new_values"], ["mixed"]),
-        helper.make_node("Reshape", ["mixed", "flat"], ["y"]),
-    ]
-    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
-    constants |= {"heads": np.array([0, 1, 2, 8]), "flat": np.array([1, 1, 16])}
-    constants["axes"] = np.array([1, 2])
-    kept = [value(name, 1, 2, "past", 8) for name in ("keys", "values")]
-    inputs = [value("x", 1, 1, 16), *kept, value("mask", 1, "past + 1")]
-    return make_model(nodes, inputs, ["y", "new_keys", "new_values"], constants)
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        {"past": ("n",)},
-        {"keys": (1, 2, "n", 8), "values": (1, 2, "n", 8), "mask": (1, "n+1")},
-    ],
-)
-def test_a_word_behind_any_number_of_others(shapes: Any) -> None:
-    model = step_model()
-    anywhere = tvm_ext.compile(model, shapes=shapes)
-    assert [info.shape for info in anywhere.inputs[1:]] == [
-        *2 * [(1, 2, "n", 8)],
-        (1, "n+1"),
-    ]
-    assert anywhere.outputs[1].shape == (1, 2, "n+1", 8)
-    sources = {group.kind: group.source for group in anywhere.manifest.groups}
-    assert sources["attention"] == "picker"
-    for past in (1, 2, 15, 16, 40):
-        given = {
-            "x": rng.standard_normal((1, 1, 16)).astype(np.float32),
-            "keys": rng.standard_normal((1, 2, past, 8)).astype(np.float32),
-            "values": rng.standard_normal((1, 2, past, 8)).astype(np.float32),
-            "mask": np.where(rng.random((1, past + 1)) < 0.3, -1e9, 0).astype(np.float32),
-        }
-        given["mask"][:, -1] = 0
-        fixed = {name: array.shape for name, array in given.items()}
-        wanted = tvm_ext.compile(model, shapes=fixed)(given)
-        for result, expected in zip(anywhere(given), wanted, strict=True):
-            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="n is 39, but 40 in input 'keys'"):
-        anywhere(given | {"mask": given["mask"][:, 1:]})
-    with pytest.raises(InputError, match=r"input 'mask': n\+1 is 1; n is 1 or more"):
-        anywhere(given | {"mask": given["mask"][:, :1]})
-
-
-def test_texts_are_checked_as_a_whole() -> None:
-    pytest.importorskip("onnxruntime")
-    model = text_model()
-    found = check_model(tvm_ext.compile(model, shapes={"n": ("words",)}), model)
-    assert found is not None
-    assert found.error < 1e-4
-
-
 def test_a_convolutional_network_takes_any_batch(tmp_path: Path) -> None:
     """What a run gives for an image does not depend on the others."""
     model = open_model()
@@ -246,41 +119,6 @@ def test_the_whole_model_is_compared() -> None:
     assert found.error < 1e-4
 
 
-def test_what_goes_over_the_open_extent() -> None:
-    """Averages, extremes and softmaxes: right, if slow."""
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=0),
-        helper.make_node("ReduceMax", ["x"], ["most"], axes=[1], keepdims=0),
-        helper.make_node("Softmax", ["x"], ["soft"], axis=1),
-        helper.make_node("LogSoftmax", ["x"], ["log"], axis=1),
-    ]
-    model = make_model(nodes, [value("x", 2, "n", 6)], ["mean", "most", "soft", "log"])
-    anywhere = tvm_ext.compile(model, shapes={"x": (2, "n", 6)})
-    for length in (1, 2, 5, 40):
-        x = rng.standard_normal((2, length, 6)).astype(np.float32)
-        power = np.exp(x - x.max(1, keepdims=True))
-        soft = power / power.sum(1, keepdims=True)
-        wanted = [x.mean(1), x.max(1), soft, np.log(soft)]
-        for result, expected in zip(anywhere(x), wanted, strict=True):
-            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_products_along_the_open_extent() -> None:
-    """Similarities of all words, and what they weigh."""
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["x", "t"], ["like"]),
-        helper.make_node("MatMul", ["like", "x"], ["y"]),
-    ]
-    model = make_model(nodes, [value("x", 1, "n", 16)], ["like", "y"])
-    anywhere = tvm_ext.compile(model, shapes={"x": (1, "n", 16)})
-    for length in (1, 2, 5, 40):
-        x = rng.standard_normal((1, length, 16)).astype(np.float32)
-        like = x @ x.swapaxes(1, 2)
-        for result, expected in zip(anywhere(x), (like, like @ x), strict=True):
-            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_a_batch_that_a_node_fixes() -> None:
     reshape = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = make_model([reshape], [value("x", "n", 6)], ["y"], {"shape": np.array([1, 6])})
@@ -339,33 +177,6 @@ def test_a_known_length_like_what_stands_for_the_batch(words: int) -> None:
     fixed = {name: array.shape for name, array in given.items()}
     wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(given)
     np.testing.assert_allclose(anywhere(given)[0], wanted[0], rtol=1e-4, atol=1e-5)
-
-
-def test_pairs_that_attend_to_each_other() -> None:
-    """The open extent is the batch and the length."""
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["x", "t"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "x"], ["y"]),
-    ]
-    model = make_model(nodes, [value("x", "n", "n", 16)], ["y"])
-    anywhere = tvm_ext.compile(model, shapes={"x": ("n", "n", 16)})
-    for size in (1, 2, 6, 19):
-        x = rng.standard_normal((size, size, 16)).astype(np.float32)
-        wanted = tvm_ext.compile(model, shapes={"x": x.shape}, verify=False)(x)
-        np.testing.assert_allclose(anywhere(x)[0], wanted[0], rtol=1e-4, atol=1e-5)
-
-
-def test_places_that_are_counted() -> None:
-    """Sums of what comes before are kernels of TVM's, of tensors that may begin anywhere."""
-    total = helper.make_node("CumSum", ["mask", "axis"], ["y"])
-    inputs = [value("mask", 2, "n", dtype=TensorProto.INT64)]
-    model = make_model([total], inputs, ["y"], {"axis": np.array(1)})
-    anywhere = tvm_ext.compile(model, shapes={"mask": (2, "n")})
-    for words in (1, 5, 40):
-        mask = rng.integers(0, 2, (2, words))
-        np.testing.assert_array_equal(anywhere(mask)[0], mask.cumsum(1))
 
 
 def test_names_that_are_no_extents() -> None:

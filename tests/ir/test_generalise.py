@@ -57,6 +57,31 @@ def test_one_function_more_tells_what_is_not_affine(third: int) -> None:
     assert generalised(functions, [(n,) for n in points], (N,)) is None
 
 
+def scaled(value: float) -> PrimFunc:
+    x = te.placeholder((5,), "float32", "x")
+    return te.create_prim_func([x, te.compute((5,), lambda i: x[i] * tirx.const(value, "float32"))])
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ((5.0, 8.0), 'T.Cast("float32", n)'),
+        ((1 / 5, 1 / 8), 'T.float32(-1.0) / T.Cast("float32", n * T.int64(-1))'),
+        ((1 / 50, 1 / 80), 'T.float32(-1.0) / T.Cast("float32", n * T.int64(-10))'),
+        ((0.5, 2.0), None),
+        ((0.3, 0.4), None),
+        ((-5.0, -8.0), None),
+    ],
+)
+def test_averages_have_one_by_a_number(values: tuple[float, float], wanted: str | None) -> None:
+    made = generalised([scaled(value) for value in values], [(5,), (8,)], (N,))
+    if wanted is None:
+        assert made is None
+    else:
+        assert made is not None
+        assert wanted in made.script()
+
+
 def test_functions_of_other_structure() -> None:
     other = te.placeholder((5, 9), "float32", "x")
     func = te.create_prim_func([other, te.compute((5,), lambda i: other[i, 0])])

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from tvm_ext.graph.unify import EXTENTS as CHOICES
-from tvm_ext.graph.unify import at_extent, unify
+from tvm_ext.graph.unify import resized, unify
 from tvm_ext.tir.symbolic import instance, symbols
-from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, structural_equal, te, topi
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    constant,
+    relax,
+    structural_equal,
+    te,
+    tirx,
+    topi,
+)
 
 EXTENTS = CHOICES[0]
 Build = Callable[[Any, Any], Any]
@@ -105,6 +114,17 @@ def test_squares_are_no_affine_function(extents: tuple[int, int]) -> None:
     assert unify([module(extent, build, 6) for extent in extents], "n", extents) is None
 
 
+@pytest.mark.parametrize("extents", CHOICES)
+def test_nor_are_they_where_something_is_divided(extents: tuple[int, int]) -> None:
+    def build(builder: Any, x: Any) -> Any:
+        n = int(x.ty.shape[0])
+        return builder.call_te(
+            lambda x: te.compute((n, 6), lambda i, j: x[i, j] * tirx.const(1 / n**2, "float32")), x
+        )
+
+    assert unify([module(extent, build, 6) for extent in extents], "n", extents) is None
+
+
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 32, 48, 64])
 @pytest.mark.parametrize("extents", CHOICES)
 def test_what_is_rounded_up_is_no_affine_function(extents: tuple[int, int], size: int) -> None:
@@ -129,4 +149,4 @@ def test_a_sum_over_it_is_none_of_many_slices_but_the_same_function() -> None:
 def test_another_extent() -> None:
     (kernel,) = kernels(module(EXTENTS[0], lambda builder, x: relax.op.nn.relu(x), 6))
     (wanted,) = kernels(module(1, lambda builder, x: relax.op.nn.relu(x), 6))
-    assert structural_equal(at_extent(kernel, EXTENTS[0], 1), wanted)
+    assert structural_equal(resized(kernel, EXTENTS[0], 1), wanted)

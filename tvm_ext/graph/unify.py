@@ -17,7 +17,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.graph.constant_forms import Length, Tables
 from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
 from tvm_ext.shield import first_line
-from tvm_ext.tir.generalise import are_alike, floats, generalised, numbers
+from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
 from tvm_ext.tir.read import linear
 from tvm_ext.tir.symbolic import instance, substituted
 from tvm_ext.tvm_api import (
@@ -159,7 +159,7 @@ def _calling(
     return structural_map(function, [(ir.GlobalVar, renamed), (Call, telling)], order="post")
 
 
-def at_extent(func: PrimFunc, was: int, extent: int) -> PrimFunc:
+def resized(func: PrimFunc, was: int, extent: int) -> PrimFunc:
     """A function of static shapes made with `was` for an extent, with another."""
 
     def valued(number: Any) -> Any:
@@ -199,9 +199,18 @@ def _operands(mod: IRModule) -> dict[str, int]:
 
 def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
     """Whether numbers of two functions that differ are such of the extent, not of its square."""
-    return all(
-        a == b or Length.of((a, b), extents) for a, b in zip(*map(numbers, pair), strict=True)
-    )
+    for kind in (numbers, fractions):
+        found = [kind(function) for function in pair]
+        if len(found[0]) != len(found[1]):
+            return False
+        for a, b in zip(*found, strict=True):
+            if a != b and not (_is_whole(a, b) and Length.of((abs(int(a)), abs(int(b))), extents)):
+                return False
+    return True
+
+
+def _is_whole(*values: int | float) -> bool:
+    return all(isinstance(value, int) for value in values)
 
 
 def _plain(func: PrimFunc) -> PrimFunc:
@@ -230,9 +239,9 @@ def _program(
     operands; None if the extents of its tensors tell it. It is what grows by the largest steps by
     which all do, so that most extents are multiples of it."""
     pair = [_plain(func) for func in pair]
-    found = [numbers(func) for func in pair]
-    if len(found[0]) != len(found[1]) or not _are_affine(pair, extents):
+    if not _are_affine(pair, extents):
         return None
+    found = [numbers(func) for func in pair]
     grown = {length for each in zip(*found, strict=True) if (length := Length.of(each, extents))}
     if not grown:
         return (pair[0], None) if structural_equal(*pair) else None
@@ -250,7 +259,7 @@ def _program(
     if not told:
         params = [*made.params[:operands], symbol, *made.params[operands:]]
         made = PrimFunc(params, made.body, attrs=made.attrs)
-    if floats(pair[0]) != floats(pair[1]):
+    if fractions(pair[0]) != fractions(pair[1]):
         return (made, None if told else own) if are_alike(*pair) else None
     for func, point in zip(pair, points, strict=True):
         again = instance(made, {symbol: point})

@@ -7,7 +7,7 @@ way to the next one, and the group says so in its report line.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -166,24 +166,11 @@ def options(
     found: list[Option] = []
     graph = task.graph
     if database is not None and graph is not None:
-        record = database.best(
-            task.signature,
-            hardware.fingerprint(),
-            lambda plan: 0.0 if alone else exchange_us(graph, plan, hardware),
-        )
-        if record is not None:
-            with shield("log plan", reasons):
-                model = predict(graph, record.plan, hardware)
-                found.append(
-                    Option(
-                        "log",
-                        record.plan,
-                        model.bound,
-                        model.latency_us,
-                        record.best_us,
-                        record.tir_hash,
-                    )
-                )
+
+        def beside_us(plan: TilePlan) -> float:
+            return 0.0 if alone else exchange_us(graph, plan, hardware)
+
+        found += logged(task, hardware, database, beside_us, reasons)
     if graph is not None:
         with shield("picker", reasons):
             for candidate in pick(graph, hardware, PICKED, alone=alone):
@@ -192,6 +179,24 @@ def options(
         limit = roof(graph.flops, graph.io_bytes, hardware)
         found.append(Option("loose", loose_plan(hardware), limit.bound, limit.latency_us))
     return [*found, Option("none", None)]
+
+
+def logged(
+    task: Task,
+    hardware: HardwareModel,
+    database: Database,
+    beside_us: Callable[[TilePlan], float],
+    reasons: list[str],
+) -> list[Option]:
+    """The best record of a task, if there is one; `beside_us` as in `Database.best`."""
+    record = database.best(task.signature, hardware.fingerprint(), beside_us)
+    if record is None or task.graph is None:
+        return []
+    with shield("log plan", reasons):
+        model = predict(task.graph, record.plan, hardware)
+        times = model.latency_us, record.best_us
+        return [Option("log", record.plan, model.bound, *times, record.tir_hash)]
+    return []
 
 
 def loose_plan(hardware: HardwareModel) -> TilePlan:

@@ -48,7 +48,7 @@ def plan(
     """The kernel for a task, whether or not its extents are known, to run between others of a model
     or `alone`."""
     func = task.original
-    if attention := plan_attention(task, hardware, database, alone=alone):
+    if attention := plan_attention(task, hardware, database):
         return attention
     if not symbols(func) or written_cycles(func):
         return plan_task(task, hardware, database, alone=alone)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import lcm
+from math import inf, lcm
 
 from msgspec import structs
 
@@ -22,7 +22,7 @@ from tvm_ext.errors import PlanError
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import PICKED
 from tvm_ext.picker.attention import attention_candidates
-from tvm_ext.planner import Option, Planned, Task, make_task, options
+from tvm_ext.planner import Option, Planned, Task, logged, make_task
 from tvm_ext.records import Database
 from tvm_ext.shield import shield
 from tvm_ext.tile.attention import COLUMN, ROW, attention_stages
@@ -84,14 +84,14 @@ def typical(task: Task, hardware: HardwareModel) -> Task | None:
 
 
 def plan_attention(
-    task: Task, hardware: HardwareModel, database: Database | None, *, alone: bool
+    task: Task, hardware: HardwareModel, database: Database | None
 ) -> Planned | None:
     """The kernel of an attention for any lengths; None for any other task."""
     found, one = OpenAttention.of(task.original), typical(task, hardware)
     if found is None or one is None:
         return None
     reasons: list[str] = []
-    found_plans = _options(one, hardware, database, reasons, alone=alone)
+    found_plans = _options(one, hardware, database, reasons)
     for option, tiles in islice(found_plans, PICKED):
         with shield(f"{option.source} plan", reasons):
             func = _for_any_lengths(task, found, tiles)
@@ -106,8 +106,6 @@ def _options(
     hardware: HardwareModel,
     database: Database | None,
     reasons: list[str],
-    *,
-    alone: bool,
 ) -> Iterator[tuple[Option, _Plan]]:
     """Plans of typical lengths that are for others too: a record, then the picker's, by the time
     they take if half of the last tiles is missing."""
@@ -117,9 +115,13 @@ def _options(
         return
     _, _, keys, columns, _ = graph.nodes[stages.scores].extents
     if database is not None:
-        option = options(one, hardware, database, reasons, alone=alone)[0]
-        if option.source == "log" and option.plan and (tiles := _Plan.of(option.plan, columns)):
-            yield option, tiles
+
+        def beside_us(plan: TilePlan) -> float:
+            return 0.0 if _Plan.of(plan, columns) else inf
+
+        for option in logged(one, hardware, database, beside_us, reasons):
+            if option.plan and (tiles := _Plan.of(option.plan, columns)):
+                yield option, tiles
     ranked: list[tuple[float, Option, _Plan]] = []
     for candidate in attention_candidates(graph, stages, hardware):
         if tiles := _Plan.of(candidate.plan, columns):

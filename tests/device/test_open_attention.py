@@ -24,7 +24,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.planner import make_task
 from tvm_ext.records import Database
 from tvm_ext.symbolic import parts, plan
-from tvm_ext.symbolic_attention import _for_any_lengths, _options
+from tvm_ext.symbolic_attention import _for_any_lengths, _options, _Plan
 from tvm_ext.tir.generalise import generalised
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, te, tirx, tvm
 from tvm_ext.verify import check
@@ -192,7 +192,7 @@ def some_plans() -> list[Any]:
     chosen = {}
     for cores in (1, 2, 4):
         hardware: HardwareModel = replace(HOST, cores=cores)
-        for option, tiles in _options(one, hardware, None, [], alone=False):
+        for option, tiles in _options(one, hardware, None, []):
             key = tiles.queries, tiles.whole, option.plan.staged if option.plan else ()
             chosen.setdefault(key, tiles)
     return [(task, found, tiles) for tiles in chosen.values()]
@@ -240,6 +240,9 @@ def test_what_is_tuned_is_of_a_typical_length(tmp_path: Any) -> None:
 
     found = tune_tir(one.original, trials=4, log=tmp_path / "log.jsonl")
     assert found.plan is not None
-    planned = plan(task, HOST, Database.open(tmp_path / "log.jsonl"))
-    assert planned.option.source in ("log", "picker")
+    database = Database.open(tmp_path / "log.jsonl")
+    tried = database.typical(one.signature, HOST.fingerprint())
+    fits = [each for each in tried if _Plan.of(each, TYPICAL) is not None]
+    planned = plan(task, HOST, database)
+    assert planned.option.source == ("log" if fits else "picker")
     check_lengths(built(planned.func), "same")

@@ -24,7 +24,7 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tir.generalise import generalised
-from tvm_ext.tir.symbolic import Cut, Varying, instance, sizes_of
+from tvm_ext.tir.symbolic import Cut, Varying, tile_of
 from tvm_ext.tvm_api import PrimFunc, tirx
 
 RULES = ("tile", "rows", "flat")
@@ -72,14 +72,8 @@ def elastic(
     return next((one for one in made if one), None)
 
 
-def _instance(func: PrimFunc, found: Sequence[Cut], slices: int) -> PrimFunc:
-    one = instance(func, sizes_of(found, slices))
-    assert one is not None  # what has cuts has instances
-    return one
-
-
 def _graph(func: PrimFunc, found: Sequence[Cut], slices: int) -> TileGraph | None:
-    prepared = prepare(_instance(func, found, slices))
+    prepared = prepare(tile_of(func, found, slices))
     return prepared.graph if prepared else None
 
 
@@ -173,7 +167,7 @@ def _varying(
 ) -> Varying | None:
     points = grown.points()
     made = [
-        write(with_vector_maths(_instance(func, found, slices)), grown.at(slices))
+        write(with_vector_maths(tile_of(func, found, slices)), grown.at(slices))
         for slices in points
     ]
     symbol = tirx.Var("slices", "int64")

@@ -22,9 +22,8 @@ from tvm_ext.tir.symbolic import (
     Varying,
     cuts,
     in_tiles,
-    instance,
-    sizes_of,
     symbols,
+    tile_of,
 )
 from tvm_ext.tvm_api import PrimFunc, written_cycles
 
@@ -124,9 +123,7 @@ def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[
 
 def _tile(func: PrimFunc, found: tuple[Cut, ...], size: int, name: str) -> Task:
     """What a tile of so many slices computes."""
-    tile = instance(func, sizes_of(found, size))
-    assert tile is not None  # what has cuts has instances
-    return make_task(tile, name)
+    return make_task(tile_of(func, found, size), name)
 
 
 def _least(sizes: Sequence[int], each_us: Sequence[float]) -> list[int]:

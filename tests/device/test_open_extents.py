@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from attention_nodes import heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 from tiny import tiny_model
@@ -29,20 +30,11 @@ def open_model() -> onnx.ModelProto:
     return model
 
 
-def weights(*shape: int) -> np.ndarray:
-    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-
-
 def attention_model() -> onnx.ModelProto:
     """Two heads of eight over twelve words, of sentences with masks."""
     heads = np.array([0, 12, 2, 8])
     nodes = [
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
-        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
-        *(
-            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
-            for name in "qv"
-        ),
+        *heads_of("qv"),
         helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
         helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
         helper.make_node("Add", ["scores", "mask"], ["masked"]),
@@ -52,7 +44,7 @@ def attention_model() -> onnx.ModelProto:
         helper.make_node("Reshape", ["back", "flat"], ["joined"]),
         helper.make_node("Add", ["joined", "x"], ["y"]),
     ]
-    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
+    constants: dict[str, np.ndarray] = projections()
     constants |= {"heads": heads, "flat": np.array([0, 12, 16])}
     inputs = [value("x", "n", 12, 16), value("mask", "n", 1, 1, 12)]
     return make_model(nodes, inputs, ["y"], constants)

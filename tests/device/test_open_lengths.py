@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from attention_nodes import heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
@@ -17,10 +18,6 @@ from tvm_ext.errors import InputError
 rng = np.random.default_rng(0)
 
 
-def weights(*shape: int) -> np.ndarray:
-    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-
-
 def text_model() -> onnx.ModelProto:
     """Two heads of eight that look back over words of which some are hidden, 80 at most."""
     nodes = [
@@ -28,12 +25,7 @@ def text_model() -> onnx.ModelProto:
         helper.make_node("Slice", ["table", "zero", "shape", "zero"], ["positions"]),
         helper.make_node("Gather", ["words", "ids"], ["taken"]),
         helper.make_node("Add", ["taken", "positions"], ["x"]),
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
-        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
-        *(
-            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
-            for name in "qv"
-        ),
+        *heads_of("qv"),
         helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
         helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
         helper.make_node("Squeeze", ["shape", "zero"], ["n"]),
@@ -49,7 +41,7 @@ def text_model() -> onnx.ModelProto:
         helper.make_node("Reshape", ["back", "flat"], ["joined"]),
         helper.make_node("Add", ["joined", "x"], ["y"]),
     ]
-    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
+    constants: dict[str, np.ndarray] = projections()
     constants |= {"heads": np.array([0, -1, 2, 8]), "flat": np.array([0, -1, 16])}
     constants |= {"words": weights(50, 16), "table": weights(80, 16), "zero": np.array([0])}
     constants |= {"none": np.array(0), "one": np.array(1), "ones": np.array([1])}
@@ -81,12 +73,7 @@ def test_texts_of_any_length() -> None:
 def step_model() -> onnx.ModelProto:
     """A word that looks back at itself and at those kept, some of which are hidden."""
     nodes = [
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
-        *(helper.make_node("Reshape", [name, "heads"], [f"{name}r"]) for name in "qkv"),
-        *(
-            helper.make_node("Transpose", [f"{name}r"], [f"{name}h"], perm=[0, 2, 1, 3])
-            for name in "qkv"
-        ),
+        *heads_of("qkv"),
         helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
         helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
         helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
@@ -97,7 +84,7 @@ def step_model() -> onnx.ModelProto:
         helper.make_node("MatMul", ["p", "new_values"], ["mixed"]),
         helper.make_node("Reshape", ["mixed", "flat"], ["y"]),
     ]
-    constants: dict[str, np.ndarray] = {f"w{name}": weights(16, 16) for name in "qkv"}
+    constants: dict[str, np.ndarray] = projections()
     constants |= {"heads": np.array([0, 1, 2, 8]), "flat": np.array([1, 1, 16])}
     constants["axes"] = np.array([1, 2])
     kept = [value(name, 1, 2, "past", 8) for name in ("keys", "values")]

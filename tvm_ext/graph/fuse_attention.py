@@ -213,9 +213,7 @@ class _Fuser(relax.PyExprMutator):
             return False
         keys, lanes = right[-1], self._hardware.lanes(4)
         if any(map(self._is_open, (left[-2], keys))) and any(map(self._is_open, left[:-2])):
-            return (
-                False  # of an open number of heads each is of an open length: no plan is for both
-            )
+            return False  # no plan is for an open number of heads of an open length
         return (
             self._hardware.kind != "cuda"
             and left[:-2] == right[:-2] == last[:-2]

@@ -9,7 +9,7 @@ So a model goes through every pass with static shapes, twice, and what comes out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -77,7 +77,8 @@ def unify(
                 return None
             in_turn = (GenericConst, constants.in_turn())
             made = generalised((one, other), [[e] for e in extents], [symbol], [in_turn])
-            if made is None or not _are_affine((one, other), extents):
+            kinds = (_lengths(kind, (one, other), extents) for kind in (numbers, fractions))
+            if made is None or None in kinds:
                 return None
             functions[own] = _calling(constants.made_in(made), kernels, untold, symbol)
     result = builder.get()
@@ -197,20 +198,24 @@ def _operands(mod: IRModule) -> dict[str, int]:
     return found
 
 
-def _are_affine(pair: Sequence[Any], extents: Sequence[int]) -> bool:
-    """Whether numbers of two functions that differ are such of the extent, not of its square."""
-    for kind in (numbers, fractions):
-        found = [kind(function) for function in pair]
-        if len(found[0]) != len(found[1]):
-            return False
-        for a, b in zip(*found, strict=True):
-            if a != b and not (_is_whole(a, b) and Length.of((abs(int(a)), abs(int(b))), extents)):
-                return False
-    return True
-
-
-def _is_whole(*values: int | float) -> bool:
-    return all(isinstance(value, int) for value in values)
+def _lengths(
+    kind: Callable[[Any], Sequence[int | float]], pair: Sequence[Any], extents: Sequence[int]
+) -> set[Length] | None:
+    """What the numbers of a kind that differ between two functions are of the extent; None if some
+    are no such function of it, or of its square."""
+    one, other = map(kind, pair)
+    if len(one) != len(other):
+        return None
+    found: set[Length] = set()
+    for a, b in zip(one, other, strict=True):
+        if a == b:
+            continue
+        whole = isinstance(a, int) and isinstance(b, int)
+        length = Length.of((abs(int(a)), abs(int(b))), extents) if whole else None
+        if length is None:
+            return None
+        found.add(length)
+    return found
 
 
 def _plain(func: PrimFunc) -> PrimFunc:
@@ -239,10 +244,9 @@ def _program(
     operands; None if the extents of its tensors tell it. It is what grows by the largest steps by
     which all do, so that most extents are multiples of it."""
     pair = [_plain(func) for func in pair]
-    if not _are_affine(pair, extents):
+    grown, shares = (_lengths(kind, pair, extents) for kind in (numbers, fractions))
+    if grown is None or shares is None:
         return None
-    found = [numbers(func) for func in pair]
-    grown = {length for each in zip(*found, strict=True) if (length := Length.of(each, extents))}
     if not grown:
         return (pair[0], None) if structural_equal(*pair) else None
     size = gcd(*(length.step for length in grown))
@@ -259,7 +263,7 @@ def _program(
     if not told:
         params = [*made.params[:operands], symbol, *made.params[operands:]]
         made = PrimFunc(params, made.body, attrs=made.attrs)
-    if fractions(pair[0]) != fractions(pair[1]):
+    if shares:
         return (made, None if told else own) if are_alike(*pair) else None
     for func, point in zip(pair, points, strict=True):
         again = instance(made, {symbol: point})

@@ -130,12 +130,10 @@ class Compiled:
         """Median time of every kernel while the model runs, on random inputs if none are given;
         `read_peak` tells the machine's peak beside every run (`hardware.peak.Peak.gflops`)."""
         given = bool(arrays or named)
-        inputs = self.bind(*arrays, **named) if given else self._random()
+        least = self.manifest.least
+        inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs, extent=least)
         names = [group.name for group in self.manifest.groups]
         return profile(self._module, names, inputs, runs, read_peak)
-
-    def _random(self) -> list[np.ndarray]:
-        return random_inputs(self.inputs, extent=self.manifest.least)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""

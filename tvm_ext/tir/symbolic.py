@@ -106,9 +106,13 @@ class Cut:
         return dict.fromkeys(self.symbols[:-1], 1) | {self.symbols[-1]: slices}
 
 
-def sizes_of(found: Sequence[Cut], slices: int) -> dict[Any, int]:
-    """Values of all symbols for so many slices along the last cut, and one along the others."""
-    return {symbol: 1 for cut in found for symbol in cut.symbols} | found[-1].sizes(slices)
+def tile_of(func: PrimFunc, found: Sequence[Cut], slices: int) -> PrimFunc:
+    """The function of static shapes for so many slices along the last of its cuts, and one along
+    the others."""
+    one = dict.fromkeys((symbol for cut in found for symbol in cut.symbols), 1)
+    tile = instance(func, one | found[-1].sizes(slices))
+    assert tile is not None  # what has cuts has instances
+    return tile
 
 
 @lru_cache(maxsize=256)
@@ -179,9 +183,9 @@ def in_tiles(
     loops = [tirx.Var(f"slice_{place}", INDEX) for place in range(len(outer))]
     outside = list(zip(outer, loops, strict=True))
     extent = last.extent
+    rest = extent % kernels[0].size if isinstance(kernels[0], Sized) else extent
     # slices done, kept in memory: what is bound to a variable TVM puts in its place, and its
     # simplifier then takes half a minute over the last loop
-    rest = extent % kernels[0].size if isinstance(kernels[0], Sized) else extent
     memory = tirx.decl_buffer((1,), INDEX, "done", scope="local")
     body: list[Any] = [tirx.AllocBuffer(memory), tirx.BufferStore(memory, _ZERO, [_ZERO])]
     for kernel in kernels:

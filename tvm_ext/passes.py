@@ -26,16 +26,17 @@ from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
+from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
+from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.read_planes import ReadPlanes
-from tvm_ext.graph.region import Explain
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
@@ -66,6 +67,7 @@ __all__ = [
     "FoldLayout",
     "Fuse",
     "FuseAttention",
+    "FuseMultiOutput",
     "FuseTiles",
     "Legalise",
     "LowerEinsum",
@@ -128,6 +130,7 @@ def graph_passes(
         Stitch(predict_us, explain=explain),
         AbsorbViews(predict_us, explain),
         FuseTiles(predict_us, explain=explain),
+        FuseMultiOutput(predict_us, explain=explain),
         MemoryOrder(),
         *in_place,
     ]

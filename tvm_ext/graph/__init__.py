@@ -16,9 +16,12 @@ In the order the pipeline runs them:
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups
-  stitch         chains of reductions as one kernel; region: several calls as one function
+  stitch         chains of reductions as one kernel; region: several calls as one function,
+                 merger: what passes that merge kernels share
   absorb_views   slices and permutations vanish in the product that reads or writes what they move
   fuse_tiles     products and what lies around them, strip by strip
+  fuse_multi_output  kernels that share their rows, as one with several results (name_fields: after
+                 lowering, names for them)
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory

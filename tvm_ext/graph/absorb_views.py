@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region
+from tvm_ext.graph.merger import Explain, Merger, Predict
+from tvm_ext.graph.region import Calls, KernelCall, Region
 from tvm_ext.tir import prepare
 from tvm_ext.tir.prepare import is_view, permutes
 from tvm_ext.tir.read import copies

@@ -19,6 +19,7 @@ from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.graph.memory_order import ALLOC
+from tvm_ext.graph.name_fields import name_fields
 from tvm_ext.tir.read import linear
 from tvm_ext.tir.slices import Strides, sliced, span, with_slices
 from tvm_ext.tir.symbolic import symbols
@@ -60,7 +61,7 @@ class ConcatInPlace:
         transform = relax.transform
         mod = transform.ToNonDataflow()(mod)
         mod = transform.RemovePurityChecking()(mod)
-        mod = transform.CallTIRRewrite()(mod)
+        mod = name_fields(transform.CallTIRRewrite()(mod))
         kernels = _Kernels(mod)
         placer = _Placer(mod, kernels)
         for variable, function in mod.functions.items():

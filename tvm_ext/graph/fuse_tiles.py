@@ -19,7 +19,8 @@ from math import inf
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region, is_settled
+from tvm_ext.graph.merger import Explain, Merger, Predict
+from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.tile.strip import row_axes
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm

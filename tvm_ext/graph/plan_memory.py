@@ -22,6 +22,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext.graph.memory_order import ALLOC, VIEWS
+from tvm_ext.graph.name_fields import name_fields
 from tvm_ext.tir.read import linear
 from tvm_ext.tir.symbolic import symbols_of
 from tvm_ext.tvm_api import IRModule, element_bytes, extents_of, ir, op_name, relax, tirx, tvm
@@ -66,6 +67,7 @@ class PlanMemory:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module, after CallTIRRewrite, with tensors that share storage."""
+        mod = name_fields(mod)
         planner = _Planner(mod)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function) and (lives := lifetimes(function)):

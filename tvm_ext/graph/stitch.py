@@ -14,15 +14,14 @@ less time. What lies between the stages is then a row long and stays in a core's
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.region import Calls, Explain, KernelCall, Merger, Predict, Region, is_settled
+from tvm_ext.graph.merger import Explain, Merger, Predict
+from tvm_ext.graph.region import Calls, Region
 from tvm_ext.tile.fuse import along_rows, row_tile
 from tvm_ext.tir import prepare
-from tvm_ext.tir.read import uses_again
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
 RULE = "rows"
@@ -54,11 +53,10 @@ class Stitch:
 class _Stitcher(Merger):
     name = "Stitch"
     options: Stitch
-    _heavy: dict[str, str] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
-            if number in taken or not self._is_light(calls.kernels[number]):
+            if number in taken or not self.is_light(calls.kernels[number]):
                 continue
             region, variable = self._region(calls, number, taken)
             own = {call.number for call in region.calls}
@@ -99,7 +97,7 @@ class _Stitcher(Merger):
             number = -heappop(waiting)
             if number in numbers or number in closed or not calls.readers(number) <= numbers:
                 continue
-            if self._is_light(calls.kernels[number]):
+            if self.is_light(calls.kernels[number]):
                 numbers.add(number)
                 for producer in calls.producers(number):
                     heappush(waiting, -producer)
@@ -115,35 +113,13 @@ class _Stitcher(Merger):
         before = {p for number in numbers for p in calls.producers(number)} - numbers
         for number in sorted(before, reverse=True):
             name = str(calls.kernels[number].kernel.name_hint)
-            if heavy := self._heaviness(calls.kernels[number]):
+            if heavy := self.heaviness(calls.kernels[number]):
                 return f"{name} {heavy}"
             if number in taken:
                 return f"{name} is part of another kernel"
             if not calls.readers(number) <= numbers:
                 return f"{name} is read by others too"
         return f"{self.options.most} kernels are the most" if before else ""
-
-    def _is_light(self, call: KernelCall) -> bool:
-        """Whether a kernel is worth a look."""
-        return not self._heaviness(call)
-
-    def _heaviness(self, call: KernelCall) -> str:
-        """Why a kernel is not worth a look; empty if it is: unscheduled, and none that reads
-        elements for several results, as products do. Asked of every kernel of a model, so the
-        blocks are not read."""
-        name = str(call.kernel.name_hint)
-        if name not in self._heavy:
-            func = self.mod[call.kernel]
-            self._heavy[name] = (
-                "becomes parts written in place"
-                if func.attrs and CONCAT_AXIS in func.attrs
-                else "has a plan of its own"
-                if is_settled(func)
-                else "is a product or a window"
-                if uses_again(func)
-                else ""
-            )
-        return self._heavy[name]
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be one kernel, its stages computed row by row, or one that is faster."""

@@ -228,9 +228,9 @@ def contiguous_box(node: TileNode, points: int, unit: int) -> Tile:
 
 def row_blocks(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     """One row of the last stage per block, all stages on it, what lies between them in shared
-    memory; None if rows share work or do not fit."""
+    memory; None if rows share work or do not fit, or if there are several results."""
     found = row_tile(graph)
-    if found is None:
+    if found is None or len(graph.results) > 1:
         return None
     tile, rows, tiles = found
     anchor = len(graph.nodes) - 1

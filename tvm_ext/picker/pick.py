@@ -46,6 +46,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     TransformChain,
     has_no_gaps,
+    has_reuse,
     is_flat,
     is_square,
     loops_in_use,
@@ -147,7 +148,9 @@ def pick_piece(
         return candidates[:count]
     if chain := transform_chain(graph):
         return chain_candidates(graph, chain, hardware)[:count]
-    if is_flat(graph, node):
+    if together_by_rows := several_results(graph, hardware):
+        found = [together_by_rows]
+    elif is_flat(graph, node):
         found = [flat_plan(graph, anchor, hardware)]
     elif vectorisable(graph, node):
         found = list(tile_plans(graph, anchor, hardware, max(count, 1), core_tiles))
@@ -166,6 +169,13 @@ def pick_piece(
     side = [other for one in held_up for other in side_by_side(graph, one, hardware)]
     ranked = sorted([*side, *ranked], key=_latency)
     return in_company(graph, ranked, hardware, alone=alone)[:count]
+
+
+def several_results(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
+    """The plan by rows of a group without reuse that has several results; None for other groups."""
+    if len(graph.results) == 1 or any(map(has_reuse, graph.nodes)) or not along_rows(graph):
+        return None
+    return rows_plan(graph, hw)
 
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:

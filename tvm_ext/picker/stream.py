@@ -12,11 +12,17 @@ from tvm_ext.picker.perf import EVEN_TASKS, USABLE, Candidate, Estimate
 from tvm_ext.picker.traffic import holding_gbps
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import WINDOW_TAPS
-from tvm_ext.tile.fuse import row_tile
+from tvm_ext.tile.fuse import row_tiles, tiles_of_row
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
+from tvm_ext.tile.legal import row_count
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 
+Row = tuple[Tile, int, dict[int, Tile]]
+"""Of `tile.fuse.row_tiles`."""
+TASK_BYTES = 8192
+"""What maps write in one task at least: one short row is over before its place is worked out (512
+rows of 64 elements with three results 15.9 us, 8 tasks of 64 rows 10.3)."""
 SERIAL_LAUNCHES = 3.0
 """A stage shorter than this many parallel launches runs on one core."""
 
@@ -65,13 +71,15 @@ def contiguous_tile(node: TileNode, cores: int, lanes: int) -> Tile:
 
 def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     """The last stage one row at a time with all stages before it; None if rows share work."""
-    found = row_tile(graph)
-    if found is None:
+    choices = list(row_tiles(graph))
+    if not choices:
         return None
-    tile, rows, tiles = found
+    maps = all(node.kind == "map" for node in graph.nodes)
+    tile, rows, tiles = _worth_a_task(graph, choices, hw) if maps else choices[0]
     anchor = len(graph.nodes) - 1
     node = graph.nodes[anchor]
-    if 1 < rows == len(node.space) and max(t.points for t in tiles.values()) <= WINDOW_TAPS:
+    windows = max(own.points for own in tiles.values()) <= WINDOW_TAPS
+    if len(graph.results) == 1 and 1 < rows == len(node.space) and windows:
         tile, rows = _windows_side_by_side(node, tile), rows - 1
         tiles = propagate(graph, anchor, tile)
     count = prod(node.axes[axis].extent for axis in node.space[:rows])
@@ -89,6 +97,18 @@ def rows_plan(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
         attach=tuple(Attach(i, "core") for i in range(anchor)),
     )
     return Candidate(plan, row_by_row(graph, hw, plan))
+
+
+def _worth_a_task(graph: TileGraph, choices: list[Row], hw: HardwareModel) -> Row:
+    """The shortest row of maps that is worth a task of its own, if cores share such rows evenly."""
+
+    def suits(choice: Row) -> bool:
+        _, rows, tiles = choice
+        count = prod(graph.nodes[-1].extents[:rows])
+        held = sum(tile.points * widest_bytes(graph, graph.nodes[i]) for i, tile in tiles.items())
+        return held >= TASK_BYTES and (count % hw.cores == 0 or count >= EVEN_TASKS * hw.cores)
+
+    return next(filter(suits, choices), choices[0])
 
 
 def _windows_side_by_side(node: TileNode, tile: Tile) -> Tile:
@@ -115,8 +135,12 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     is written and read in the caches that hold a row of it."""
     cores = hw.cores if plan.parallel else 1
     whole = streaming(graph, hw, plan.lanes, cores)
-    tiles = propagate(graph, plan.anchor, plan.at("core"))
-    inner = {i: graph.tensors[graph.nodes[i].write.tensor] for i in tiles if i != plan.anchor}
+    row = plan.at("core")
+    rows = row_count(graph.nodes[plan.anchor], plan)
+    tiles = tiles_of_row(graph, row, rows) or propagate(graph, plan.anchor, row)
+    read = {access.tensor for node in graph.nodes for access in node.reads}
+    written = {i: graph.nodes[i].write.tensor for i in tiles}
+    inner = {i: graph.tensors[tensor] for i, tensor in written.items() if tensor in read}
     row_bytes = sum(tiles[i].points * tensor.dtype_bytes for i, tensor in inner.items())
     if not row_bytes:
         return whole

@@ -141,7 +141,9 @@ def rows(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     """The last stage one row at a time, with all before it."""
     last = len(graph.nodes) - 1
     reduces = any(node.kind == "reduce" and not has_reuse(node) for node in graph.nodes)
-    if state.sketch is None and state.stage == last and reduces and row_tile(graph):
+    several = len(graph.results) > 1 and not any(map(has_reuse, graph.nodes))
+    wanted = state.sketch is None and state.stage == last and (reduces or several)
+    if wanted and row_tile(graph):
         attach = tuple(Attach(place, "core") for place in range(last))
         sketch = Sketch("rows", last, attach)
         yield _next(state, "rows", sketch)

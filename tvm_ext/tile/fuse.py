@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
 
 
@@ -43,17 +44,69 @@ def along_rows(graph: TileGraph) -> bool:
 def row_tile(graph: TileGraph) -> tuple[Tile, int, dict[int, Tile]] | None:
     """One row of the last stage, the number of axes that count rows, and what every stage computes
     for it; None if no choice of rows shares the work of all stages out without repeating any."""
+    return next(row_tiles(graph), None)
+
+
+def row_tiles(graph: TileGraph) -> Iterator[tuple[Tile, int, dict[int, Tile]]]:
+    """As `row_tile`, for all choices of what a row is, the shortest first."""
     anchor = len(graph.nodes) - 1
     node = graph.nodes[anchor]
     if any(other.kind == "opaque" for other in graph.nodes):
-        return None
+        return
     for rows in range(len(node.space), -1, -1):
         extents = tuple(1 if i in node.space[:rows] else a.extent for i, a in enumerate(node.axes))
-        tiles = propagate(graph, anchor, Tile(extents))
+        tiles = tiles_of_row(graph, Tile(extents), rows)
         count = prod(node.axes[axis].extent for axis in node.space[:rows])
-        if len(tiles) < len(graph.nodes):
-            return None
+        if tiles is None:
+            continue
         points = [(tile.points, prod(graph.nodes[i].extents)) for i, tile in tiles.items()]
         if all(count * own == whole for own, whole in points):
-            return Tile(extents), rows, tiles
-    return None
+            yield Tile(extents), rows, tiles
+
+
+def tiles_of_row(graph: TileGraph, row: Tile, rows: int) -> dict[int, Tile] | None:
+    """What every stage computes for one row of the last, of which so many leading axes count rows;
+    None where that is not told.
+
+    Of a group with several results every stage has to have the same rows, and to read of others
+    nothing but the row that it computes: results are written where they are computed, none of them
+    for another's sake.
+    """
+    anchor = len(graph.nodes) - 1
+    if len(graph.results) == 1:
+        tiles = propagate(graph, anchor, row)
+        return tiles if len(tiles) == len(graph.nodes) else None
+    lead = graph.nodes[anchor].extents[:rows]
+    if rows and rows == len(graph.nodes[anchor].axes):
+        return None  # single elements
+    if not all(_has_rows(graph, node, lead) for node in graph.nodes):
+        return None
+    ones = (1,) * rows
+    return {i: Tile((*ones, *node.extents[rows:])) for i, node in enumerate(graph.nodes)}
+
+
+def _has_rows(graph: TileGraph, node: TileNode, lead: tuple[int, ...]) -> bool:
+    """Whether the leading axes of a stage count rows, those of what it writes and of what it reads
+    of other stages."""
+    rows = len(lead)
+    inside = [read for read in node.reads if graph.tensors[read.tensor].role != "input"]
+    return (
+        node.extents[:rows] == lead
+        and node.space[:rows] == tuple(range(rows))
+        and all(_is_row(access, rows) for access in (node.write, *inside))
+    )
+
+
+def _is_row(access: Access, rows: int) -> bool:
+    """Whether an access is to the row that the leading axes count, and no index else tells them."""
+    own, rest = access.dims[:rows], access.dims[rows:]
+    return (
+        len(own) == rows
+        and all(
+            dim == AffineDim(tuple(int(axis == place) for axis in range(len(dim.coeffs))))
+            for place, dim in enumerate(own)
+            if dim is not None
+        )
+        and None not in own
+        and not any(dim is None or dim.uses(axis) for dim in rest for axis in range(rows))
+    )

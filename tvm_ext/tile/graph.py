@@ -184,6 +184,16 @@ class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):
         )
 
     @property
+    @remembered
+    def results(self) -> tuple[int, ...]:
+        """Indices of the nodes that write what leaves the group."""
+        return tuple(
+            place
+            for place, node in enumerate(self.nodes)
+            if self.tensors[node.write.tensor].role == "output"
+        )
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of the group."""
         return sum(node.flops for node in self.nodes)

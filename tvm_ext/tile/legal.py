@@ -20,7 +20,7 @@ from tvm_ext.tile.classify import (
     split_axis,
     transform_chain,
 )
-from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.fuse import epilogue_of, tiles_of_row
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import is_parted, plan_shifts
@@ -85,7 +85,7 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
     elif plan.rule == "attention":
         check_attention(graph, plan)
     elif plan.rule == "rows":
-        row_count(node, plan)
+        check_rows(graph, plan)
     elif plan.rule == "strips":
         check_strips(graph, plan)
     elif plan.rule == "split":
@@ -219,6 +219,19 @@ def row_count(node: TileNode, plan: TilePlan) -> int:
     rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
     if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
         raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
+    return rows
+
+
+def check_rows(graph: TileGraph, plan: TilePlan) -> int:
+    """How many leading axes of the anchor count rows. Raises PlanError unless the core tile is
+    whole rows, which those stages share that write results, if there are several."""
+    rows = row_count(graph.nodes[plan.anchor], plan)
+    if len(graph.results) > 1:
+        inside = {plan.anchor, *(entry.stage for entry in plan.attach if entry.level == "core")}
+        last = plan.anchor == len(graph.nodes) - 1
+        alike = last and tiles_of_row(graph, plan.at("core"), rows) is not None
+        if not inside.issuperset(graph.results) or not alike:
+            raise PlanError("rows", "plan: stages that write results do not share its rows")
     return rows
 
 

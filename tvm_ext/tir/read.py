@@ -288,8 +288,8 @@ class _Reader:
 def read_schedule(schedule: Schedule, func: PrimFunc, signature: str = "") -> TileGraph | None:
     """The TileGraph of a schedule whose blocks are all children of the root block.
 
-    None if the function has no such form (no blocks, symbolic extents, nested blocks): a rule that
-    needs a graph then does not apply.
+    None if the function has no such form (no blocks, symbolic extents, nested blocks, no elements):
+    a rule that needs a graph then does not apply.
     """
     reader = _Reader(func)
     try:
@@ -298,7 +298,7 @@ def read_schedule(schedule: Schedule, func: PrimFunc, signature: str = "") -> Ti
         nodes = tuple(reader.node(block) for block in blocks)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return None
-    if not nodes:
+    if not nodes or any(0 in node.extents for node in nodes):
         return None
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
     return TileGraph(name, tuple(reader.tensors), nodes, signature)

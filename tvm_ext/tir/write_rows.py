@@ -2,6 +2,9 @@
 
     max over k; exp; sum over k; divide   →   parallel rows: all four stages on one row in cache
 
+Results that are made on the way (what is normalised, beside what becomes of it) are written in the
+same loop over rows.
+
 A reduction along contiguous memory keeps several vectors of partial results, so that it runs at
 vector speed and not at the latency of one addition after another, and adds them up as a tree
 (rfactor, several times):
@@ -18,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm_ext.tile.classify import is_affine
-from tvm_ext.tile.legal import row_count
+from tvm_ext.tile.legal import check_rows
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import interleaved, vectorise_last
@@ -50,16 +53,19 @@ def write_parted_rows(
     """`write_rows` with partial reductions that are there already."""
     schedule = prepared.schedule
     node, block = prepared.graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
-    rows = row_count(node, plan)
+    rows = check_rows(prepared.graph, plan)
     attached = sorted(entry.stage for entry in plan.attach if entry.level == "core")
+    placed = [stage for stage in attached if stage in prepared.graph.results]
     loops = schedule.get_loops(block)[-len(node.axes) :]
     row = None
     if rows and loops:
-        row = schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
+        merged = [_row_loop(prepared, stage, rows) for stage in (*placed, plan.anchor)]
+        # TVM moves no stage that writes a result into another's loop, but makes loops one
+        row = schedule.merge(*merged) if placed else merged[0]
     # Before any loop is cut into vectors: TVM counts the lanes beyond a tail as elements that are
     # read, and of a producer of y[3 * i + j] computes j < 2 only (8 elements of rows of 6).
     for stage in (plan.anchor, *reversed(attached)) if row is not None else ():
-        whole = [prepared.blocks[stage]] if stage != plan.anchor else []
+        whole = [prepared.blocks[stage]] if stage not in (plan.anchor, *placed) else []
         for moved in (*whole, *reversed(partial[stage])):
             schedule.compute_at(moved, row, preserve_unit_loops=True)
     if node.kind == "map" and len(loops) > rows:
@@ -69,7 +75,8 @@ def write_parted_rows(
     for stage in (plan.anchor, *reversed(attached)):
         own = prepared.graph.nodes[stage]
         inner = schedule.get_loops(prepared.blocks[stage])
-        if stage != plan.anchor and own.kind == "map" and inner:
+        across = stage in placed and len(own.axes) <= rows  # one element of a row
+        if stage != plan.anchor and own.kind == "map" and inner and not across:
             lanes = interleaved(own.extents[-1], plan.lanes)
             vectorise_last(schedule, inner[-1], lanes, hint=is_affine(own))
         for part in reversed(partial[stage]):
@@ -78,6 +85,13 @@ def write_parted_rows(
         schedule.parallel(row)
     for part, loop in zeroed:
         schedule.decompose_reduction(part, loop)
+
+
+def _row_loop(prepared: Prepared, stage: int, rows: int) -> Any:
+    """The loop over the rows of a stage, of which so many leading axes count them."""
+    schedule, node = prepared.schedule, prepared.graph.nodes[stage]
+    loops = schedule.get_loops(prepared.blocks[stage])[-len(node.axes) :]
+    return schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
 
 
 def partial_reductions(prepared: Prepared, stage: int, lanes: int) -> list[SBlockRV]:

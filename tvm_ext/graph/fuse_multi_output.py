@@ -1,0 +1,163 @@
+"""`FuseMultiOutput`: kernels that share what they read, or of which one reads what others read as
+well, as one kernel with several results.
+
+    h = x + r; n = layer_norm(h); y = h + f(n)   →   h, n = add_layer_norm(x, r); y = h + f(n)
+    m = mean(x); g = max(x)                      →   m, g = mean_max(x)
+
+The first is XLA's producer-consumer multi-output fusion, the second its sibling fusion; AStitch
+(section 4) stitches both. All stages share their rows (`tile.fuse.tiles_of_row`), so a row that is
+read, or made, for one result is at hand for the next. What no path leads away from and back to can
+become one call; the model says whether it takes less time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from tvm_ext.graph.memory_order import type_bytes
+from tvm_ext.graph.merger import CALL_US, Explain, Merger, Predict
+from tvm_ext.graph.region import Calls, Region
+from tvm_ext.graph.stitch import RULE
+from tvm_ext.tile.fuse import along_rows, row_tile
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
+
+MOST_USERS = 16
+"""Readers of a tensor beyond which it is not asked which of them could be one."""
+GAIN = 0.2
+"""Part of the time of the shorter of two that one kernel has to save. A launch saved is no gain:
+the kernels of other calls stay, and one more is compiled (two layer norms of one tensor in
+SegFormer: 0.995 times as fast)."""
+MOST_STEPS = 1000
+"""Bindings that a way back is looked for in, before one is taken for granted."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseMultiOutput")
+@dataclass(frozen=True)
+class FuseMultiOutput:
+    """Merges kernels bound by memory whose results are read by others too.
+
+    predict_us  predicted time of a PrimFunc by its best plan, infinite if that is not of the rule
+                asked for
+    most        kernels of a region
+    attempts    kernels that are tried beside one
+    explain     told of each region, and why it is no larger
+    """
+
+    predict_us: Predict
+    most: int = 4
+    attempts: int = 4
+    explain: Explain | None = None
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module after `FuseTiles`, with fewer kernels."""
+        return _Fuser(mod, self.predict_us, self.explain, self).run()
+
+
+@dataclass
+class _Fuser(Merger):
+    name = "FuseMultiOutput"
+    options: FuseMultiOutput
+    _joined: list[set[int]] = field(default_factory=list)
+    """The regions of this block so far."""
+
+    def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
+        self._joined.clear()
+        for number in sorted(calls.kernels, reverse=True):
+            if number not in taken and self.is_light(calls.kernels[number]):
+                region, variable = self._grown(calls, number, taken)
+                if variable is not None:
+                    self._joined.append({call.number for call in region.calls})
+                    yield region, variable
+
+    def _grown(self, calls: Calls, first: int, taken: set[int]) -> tuple[Region, Any]:
+        """The region that a call is part of, and the function that takes its place; None for the
+        call alone."""
+        numbers, closed = {first}, set(taken)
+        best: tuple[Region, Any] = _region(calls, numbers), None
+        for _ in range(self.options.attempts):
+            number = self._next(calls, numbers, closed)
+            if number is None or len(numbers) == self.options.most:
+                break
+            region = _region(calls, numbers | {number})
+            variable = self.variable(region)
+            if variable is None or not self._gains(calls, region, best[0], number):
+                closed.add(number)
+                name = str(calls.kernels[number].kernel.name_hint)
+                reason = self.refused[region.key] or "hardly faster than without it"
+                self.stopped.setdefault(first, f"with {name}: {reason}")
+            else:
+                numbers.add(number)
+                best = region, variable
+        return best
+
+    def _next(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
+        """The kernel that has most bytes in common with a region, among those that can be part of
+        it."""
+        shared: dict[int, int] = {}
+        own = {calls.kernels[number].var for number in numbers}
+        read = {operand for number in numbers for operand in calls.kernels[number].operands}
+        for tensor in own | read:
+            size = type_bytes(tensor.ty)
+            others = calls.users(tensor)
+            if len(others) <= MOST_USERS:
+                for other in others | calls.maker(tensor):
+                    shared[other] = shared.get(other, 0) + size
+        found = [
+            number
+            for number in shared
+            if number not in numbers | closed
+            and number in calls.kernels
+            and self.is_light(calls.kernels[number])
+            and not self._leads_back(calls, numbers | {number})
+        ]
+        return max(found, key=lambda number: (shared[number], number), default=None)
+
+    def _leads_back(self, calls: Calls, numbers: set[int]) -> bool:
+        """Whether a path from one of several calls to another goes by way of others, regions being
+        one call each."""
+        last, before = max(numbers), -1
+        while before != last:
+            before = last
+            last = max([last, *(max(one) for one in self._joined if min(one) < last)])
+        seen = set(numbers)
+        ahead = [reader for number in numbers for reader in calls.readers(number) - numbers]
+        while ahead:
+            number = ahead.pop()
+            if number in numbers or len(seen) > MOST_STEPS:
+                return True
+            if number in seen or not 0 <= number <= last:
+                continue
+            whole = next((one for one in self._joined if number in one), {number})
+            seen |= whole
+            ahead += [reader for one in whole for reader in calls.readers(one) - whole]
+        return False
+
+    def _gains(self, calls: Calls, region: Region, before: Region, number: int) -> bool:
+        """Whether one kernel takes clearly less time than a region without one of its kernels, and
+        that by itself."""
+        apart_us = self.together_us.get(before.key, inf)
+        if len(before.calls) == 1:
+            apart_us = self.apart_us(before)
+        more_us = self.apart_us(Region((calls.kernels[number],)))
+        saved_us = apart_us + CALL_US + more_us - self.together_us[region.key]
+        return saved_us >= GAIN * min(apart_us, more_us)
+
+    def refusal(self, region: Region, func: PrimFunc) -> str:
+        """Why it cannot be one kernel whose results share their rows, or one that is faster."""
+        prepared = prepare(func)
+        if prepared is None or row_tile(prepared.graph) is None:
+            return "no rows that all results share"
+        if not along_rows(prepared.graph):
+            return "a reduction goes across what lies side by side"
+        return self.slower(region, func, rule=RULE)
+
+
+def _region(calls: Calls, numbers: set[int]) -> Region:
+    """Calls with all their results that others take."""
+    found = tuple(calls.kernels[number] for number in sorted(numbers))
+    others = (call for call in found[:-1] if not calls.readers(call.number) <= numbers)
+    return Region(found, tuple(call.var for call in others))

@@ -32,7 +32,7 @@ LEVELS = {
     3: {"picker", "search", "measure", "graph", "report"},
     4: {"runtime"},
     5: {
-        *("assembly", "check", "planner", "verify", "passes", "flow", "source"),
+        *("assembly", "check", "edge_levels", "planner", "verify", "passes", "flow", "source"),
         *("symbolic", "symbolic_attention", "elastic"),
         *("trials", "tuner", "tuning"),
         *("metaschedule", "metaschedule_export", "metaschedule_import"),

@@ -14,7 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 import tvm_ext
+from tvm_ext.edge_levels import stage_levels, step_levels
 from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores
@@ -205,6 +208,7 @@ def make_manifest(
     lowered: Lowered, planned: dict[str, Planned], notes: tuple[str, ...]
 ) -> Manifest:
     """What the artifact says of itself. The code hash covers every kernel's scheduled text."""
+    io_bytes = {name: entry.task.io_bytes for name, entry in planned.items()}
     hashes = sorted(f"{entry.task.signature} {entry.tir_hash}" for entry in planned.values())
     return Manifest(
         version=MANIFEST_VERSION,
@@ -215,7 +219,13 @@ def make_manifest(
         num_threads=lowered.hardware.cores,
         inputs=lowered.inputs,
         outputs=lowered.outputs,
-        groups=tuple(entry.group() for entry in planned.values()),
+        groups=tuple(
+            msgspec.structs.replace(
+                entry.group(),
+                stages=stage_levels(entry.task.graph, entry.option.plan, lowered.hardware),
+            )
+            for entry in planned.values()
+        ),
         code_hash=hash_text("\n".join(hashes)),
         versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
         notes=notes,
@@ -223,4 +233,5 @@ def make_manifest(
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
         least=lowered.least,
+        steps=step_levels(lowered.mod, io_bytes, lowered.hardware),
     )

@@ -27,6 +27,7 @@ from tvm_ext.report.fusions import fusions_text
 from tvm_ext.report.groups import groups_text
 from tvm_ext.report.picture import draw_roofline
 from tvm_ext.report.roofline import group_lines, roofline_text
+from tvm_ext.report.tile_graph import draw_tile_graph, level_bytes, level_text
 
 if TYPE_CHECKING:
     from tvm_ext.hardware import HardwareModel
@@ -59,6 +60,11 @@ def make_parser() -> Parser:
         action="store_true",
         help="print which memory-bound kernels became one, and why the others stayed apart",
     )
+    parser.add_argument(
+        "--graph",
+        metavar="out.svg",
+        help="draw the tile graph: kernels, their stages, and the memory level of every edge",
+    )
     add_json(parser)
     return parser
 
@@ -66,7 +72,8 @@ def make_parser() -> Parser:
 def work(args: argparse.Namespace) -> Answer:
     """Reads the manifest inside the artifact; only `--measure` runs anything."""
     picture = check_output(args.roofline, *SUFFIXES) if args.roofline else None
-    if picture is not None:
+    graph = check_output(args.graph, *SUFFIXES) if args.graph else None
+    if picture is not None or graph is not None:
         require_matplotlib()
 
     from tvm_ext.runtime.artifact import load_artifact
@@ -74,6 +81,10 @@ def work(args: argparse.Namespace) -> Answer:
     from tvm_ext.runtime.threads import use_threads
 
     executable, manifest = load_artifact(Path(args.artifact))
+    if graph is not None:
+        draw_tile_graph(manifest, graph)
+        told = {"levels": level_bytes(manifest), "graph": str(graph)}
+        return Answer(level_text(manifest) + f"\ngraph     {graph}", told)
     if args.fusion:
         fusions = [msgspec.to_builtins(fusion) for fusion in manifest.fusions]
         return Answer(fusions_text(manifest, **text_style()), {"fusions": fusions})

@@ -25,6 +25,7 @@ In the order the pipeline runs them:
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated
   plan_memory    after lowering: tensors take turns in a few blocks of memory
+  steps          which call reads what of which other
   open_extent    what follows an extent that is not known
   unify          modules with two numbers for an open extent as one (grown_constants: what differs;
                  constant_forms: counts, beginnings of tables, diagonals)

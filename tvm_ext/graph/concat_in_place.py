@@ -20,7 +20,7 @@ from typing import Any
 from tvm_ext.errors import PlanError
 from tvm_ext.graph.memory_order import ALLOC
 from tvm_ext.graph.name_fields import name_fields
-from tvm_ext.tir.read import linear
+from tvm_ext.tir.read import linear, written_places
 from tvm_ext.tir.slices import Strides, sliced, span, with_slices
 from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tvm_api import (
@@ -262,12 +262,7 @@ class _Kernels:
     def outputs(self, variable: Any) -> frozenset[int]:
         """The places of the parameters that a kernel writes."""
         if variable not in self._outputs:
-            func = self._functions[variable]
-            written: set[Any] = set()
-            structural_walk(func.body, (tirx.BufferStore, lambda s: written.add(s.buffer)))
-            self._outputs[variable] = frozenset(
-                place for place, param in enumerate(func.params) if param in written
-            )
+            self._outputs[variable] = written_places(self._functions[variable])
         return self._outputs[variable]
 
     def takes(self, variable: Any, place: int, strides: Strides) -> bool:

@@ -62,19 +62,22 @@ def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
     `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
     together).
     """
-    return _gbps(_holding(hw, size_bytes, cores, sharing), cores, sharing)
+    return _gbps(holding_level(hw, size_bytes, cores, sharing), cores, sharing)
 
 
 def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
     """Bandwidth at which so many bytes are written line by line in many places: a line beyond a
     core's own caches is fetched first, one that leaves the last cache is put back as well (36
     planes in turn: 42 GB/s where 67 are read, 6.8 of memory's 18)."""
-    source = _holding(hw, size_bytes, cores, sharing)
+    source = holding_level(hw, size_bytes, cores, sharing)
     transfers = 3 if source is hw.levels[-1] else 2 if source.shared else 1
     return _gbps(source, cores, sharing) / transfers
 
 
-def _holding(hw: HardwareModel, size_bytes: float, cores: int, sharing: int) -> MemoryLevel:
+def holding_level(
+    hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0
+) -> MemoryLevel:
+    """The first level that holds so many bytes; `cores` and `sharing` as in `holding_gbps`."""
     for level in hw.levels[1:-1]:
         held = size_bytes * (sharing or 1) if level.shared else size_bytes
         if held <= level.size_bytes * (SHARE if level.shared else cores):

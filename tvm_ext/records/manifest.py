@@ -24,6 +24,31 @@ class TensorInfo(msgspec.Struct, frozen=True):
         return tuple(at_extent(own, extent) for own in self.shape)
 
 
+class Stage(msgspec.Struct, frozen=True):
+    """One stage of a kernel: how many bytes it makes, and the memory level where they lie until
+    others of the kernel read them; no level for a result of the kernel."""
+
+    name: str
+    level: str
+    size_bytes: int
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What a call takes of an earlier one, or of the inputs (-1), and the memory level that still
+    holds it by all that is touched in between."""
+
+    step: int
+    size_bytes: int
+    level: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One call of a kernel in a run; constants are no reads."""
+
+    kernel: str
+    reads: tuple[Read, ...]
+
+
 class Group(msgspec.Struct, frozen=True):
     """One kernel of the artifact and how it came about.
 
@@ -52,6 +77,7 @@ class Group(msgspec.Struct, frozen=True):
     calls: int = 1
     verified: bool = False
     fallback: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
 
 class Fusion(msgspec.Struct, frozen=True):
@@ -82,6 +108,7 @@ class Manifest(msgspec.Struct, frozen=True):
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
     least        what is left open is at least this: fewer would leave a tensor without elements
+    steps        the calls of a run in order; none of a model with branches
     """
 
     version: int
@@ -100,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True):
     own_outputs: tuple[int, ...] = ()
     fusions: tuple[Fusion, ...] = ()
     least: int = 1
+    steps: tuple[Step, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -4,7 +4,7 @@
     groups      the kernels of an artifact, their plans and why some fell back
     fusions     which memory-bound kernels became one, and why others stayed apart
     roofline    the same beside what the machine allows
-    picture     the roofline drawn, with matplotlib
+    picture     the roofline drawn, with matplotlib;  tile_graph: calls, stages, and their edges
     tune_table  the tasks of a model while it is tuned
     log_tables  what a tuning log holds
 

@@ -11,6 +11,7 @@ Read in this order:
   shift      tails: tiles that are moved back;  merge_indices: indices that are one again
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)
   independent  whether slices of a group know nothing of each other
+  held       how much of what a stage makes a plan keeps at once: the level of an edge
   footprint  bytes a tile touches and holds;  nest: bytes it moves (Roller §3.3)
   remember   answers that are kept
   codec      plans as JSON;  show: plans and graphs as text

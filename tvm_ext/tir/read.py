@@ -331,6 +331,13 @@ def uses_again(func: PrimFunc) -> bool:
     return any(found)
 
 
+def written_places(func: PrimFunc) -> frozenset[int]:
+    """The places of the parameters that a function writes."""
+    written: set[Any] = set()
+    structural_walk(func.body, (tirx.BufferStore, lambda store: written.add(store.buffer)))
+    return frozenset(place for place, param in enumerate(func.params) if param in written)
+
+
 def copies(func: PrimFunc) -> bool:
     """Whether the function is one block that copies elements of one tensor, worked out or not."""
     found: list[Any] = []

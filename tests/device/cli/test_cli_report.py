@@ -44,6 +44,19 @@ def test_a_picture_of_what_is_predicted(command: Command, artifact: Path, tmp_pa
     assert path.read_text().lstrip().startswith("<?xml")
 
 
+def test_the_tile_graph_is_drawn(command: Command, artifact: Path, tmp_path: Path) -> None:
+    """Every call, and bytes by level; of calls that read others the level is known."""
+    pytest.importorskip("matplotlib", reason="pictures need tvm_ext[plot]")
+    path = tmp_path / "tiles.svg"
+    data = answer(command("report", artifact, "--graph", path, "--json"))
+    manifest = answer(command("report", artifact, "--json"))
+    assert len(manifest["steps"]) == sum(group["calls"] for group in manifest["groups"])
+    assert sum(data["levels"].values()) >= sum(
+        read["size_bytes"] for step in manifest["steps"] for read in step["reads"]
+    )
+    assert path.read_text().lstrip().startswith("<?xml")
+
+
 def test_another_machine_is_drawn_by_its_catalog_figures(
     command: Command, model: Path, tmp_path: Path
 ) -> None:
@@ -64,6 +77,7 @@ def test_without_either_option_nothing_is_run_or_drawn(command: Command, artifac
     [
         (["--roofline", "a.pdf"], ["a.pdf", "must end in .svg or .png"]),
         (["--roofline", "nowhere/a.svg"], ["no folder nowhere"]),
+        (["--graph", "a.pdf"], ["a.pdf", "must end in .svg or .png"]),
         (["--roofline"], ["--roofline", "--help"]),
         (["--measure", "--runs", "0"], ["'0' is no whole number from 1 up"]),
     ],

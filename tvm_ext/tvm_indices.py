@@ -16,11 +16,13 @@ A product of 392 rows in 8 images of 7 x 7 by 960 x 320: 765 us, in 64 bits 472,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
+from tvm_ffi import structural_hash
 
 from tvm_ext.tvm_api import (
     IRModule,
@@ -34,24 +36,30 @@ from tvm_ext.tvm_api import (
 
 MOST_VALUES = 1 << 14
 """Combinations of values of some axes that are tried."""
+_Term = tuple[int, Any]
 _BROKEN = (tirx.FloorDiv, tirx.FloorMod)
+_SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
+_PLAIN = (tirx.Var, tirx.IntImm)
+"""Kinds are compared as they are: `isinstance` asks a metaclass, and an unrolled kernel has
+thousands of indices."""
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="PlainIndices")
 def plain_indices(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Every index of a load or a store as described above."""
-    extents = _extents(func.body)
+    axes = Axes(_extents(func.body))
 
     def load(one: Any) -> Any:
-        if not all(map(_one_place, one.indices)):
+        indices = list(one.indices)
+        if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
             return one
-        return tirx.BufferLoad(one.source, [_plain(index, extents) for index in one.indices])
+        return tirx.BufferLoad(one.source, [_plain(index, axes) for index in indices])
 
     def store(one: Any) -> Any:
-        if not all(map(_one_place, one.indices)):
+        indices = list(one.indices)
+        if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
             return one
-        indices = [_plain(index, extents) for index in one.indices]
-        return tirx.BufferStore(one.buffer, one.value, indices)
+        return tirx.BufferStore(one.buffer, one.value, [_plain(i, axes) for i in indices])
 
     kinds = [(TensorLoad, load), (tirx.BufferStore, store)]
     return func.with_body(structural_map(func.body, kinds, order="post"))
@@ -72,42 +80,67 @@ def _extents(body: Any) -> dict[Any, int]:
     return found
 
 
+def _moves(index: Any) -> bool:
+    """Whether an index is no number, as those of an unrolled register tile are: what is one is an
+    address in any width."""
+    return type(index.base if type(index) is tirx.Ramp else index) is not tirx.IntImm
+
+
 def _one_place(index: Any) -> bool:
     """Whether an index is a 32-bit number, or that of a vector of neighbours."""
-    if isinstance(index, tirx.Ramp):
-        return isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1
+    if type(index) is tirx.Ramp:
+        return type(index.stride) is tirx.IntImm and int(index.stride) == 1
     return str(index.ty.dtype) == "int32"
 
 
-def _plain(index: Any, extents: dict[Any, int]) -> Any:
-    if isinstance(index, tirx.Ramp):
-        return tirx.Ramp(_plain(index.base, extents), wide(index.stride), index.lanes)
-    return wide(linear(index, extents) if _is_broken(index) else index)
+def _plain(index: Any, axes: Axes) -> Any:
+    if type(index) is tirx.Ramp:
+        return tirx.Ramp(_plain(index.base, axes), wide(index.stride), index.lanes)
+    return wide(linear(index, axes) if _is_broken(index) else index)
 
 
 def wide(index: Any) -> Any:
     """The same index in 64 bits, from its variables and numbers on."""
-    if isinstance(index, tirx.IntImm):
-        return tirx.const(int(index.value), "int64")
-    if isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
-        return type(index)(wide(index.a), wide(index.b))
+    kind = type(index)
+    if kind is tirx.IntImm:
+        return tirx.IntImm("int64", int(index.value))
+    if kind in _SUMS:
+        return kind(wide(index.a), wide(index.b))
     return tirx.Cast("int64", index)
 
 
 def _is_broken(index: Any) -> bool:
+    kind = type(index)
+    if kind in _PLAIN:
+        return False
+    if kind in _SUMS:
+        return _is_broken(index.a) or _is_broken(index.b)
+    if kind in _BROKEN:
+        return True
     found: list[Any] = []
     structural_walk(index, [(kind, found.append) for kind in _BROKEN])
     return bool(found)
 
 
-def linear(index: Any, extents: dict[Any, int]) -> Any:
-    """The index with those of its terms that together are a linear map of axes written so.
-    `extents`: how many values each axis takes, from 0 on."""
+@dataclass(frozen=True)
+class Axes:
+    """How many values each axis takes, from 0 on, and sums of terms that were looked at: a row of
+    a register tile is read in every step of an unrolled body."""
+
+    extents: Mapping[Any, int]
+    known: dict[tuple[Any, ...], list[_Term] | None] = field(default_factory=dict)
+
+
+def linear(index: Any, axes: Axes) -> Any:
+    """The index with those of its terms that together are a linear map of axes written so."""
     terms = list(_terms(index, 1))
     broken = [term for term in terms if _is_broken(term[1])]
     kept = [term for term in terms if not any(term is other for other in broken)]
-    for axes, group in _by_axes(broken):
-        kept += _as_linear(axes, group, extents) or group
+    for own, group in _by_axes(broken):
+        key = tuple((sign, structural_hash(term)) for sign, term in group)
+        if key not in axes.known:
+            axes.known[key] = _as_linear(own, group, axes.extents)
+        kept += axes.known[key] or group
     total: Any = tirx.const(0, "int32")
     for sign, term in kept:
         total = total + term if sign > 0 else total - term
@@ -116,14 +149,11 @@ def linear(index: Any, extents: dict[Any, int]) -> Any:
 
 def _terms(expr: Any, sign: int) -> Iterator[tuple[int, Any]]:
     """What is added up in an expression, each with its sign."""
-    if isinstance(expr, tirx.Add | tirx.Sub):
+    if type(expr) in (tirx.Add, tirx.Sub):
         yield from _terms(expr.a, sign)
-        yield from _terms(expr.b, sign if isinstance(expr, tirx.Add) else -sign)
+        yield from _terms(expr.b, sign if type(expr) is tirx.Add else -sign)
     else:
         yield sign, expr
-
-
-_Term = tuple[int, Any]
 
 
 def _by_axes(terms: list[_Term]) -> list[tuple[dict[Any, None], list[_Term]]]:
@@ -139,7 +169,7 @@ def _by_axes(terms: list[_Term]) -> list[tuple[dict[Any, None], list[_Term]]]:
 
 
 def _as_linear(
-    axes: dict[Any, None], group: list[_Term], extents: dict[Any, int]
+    axes: dict[Any, None], group: list[_Term], extents: Mapping[Any, int]
 ) -> list[_Term] | None:
     """The sum of the terms as one linear term; None if it is none, or its axes take too many
     values."""
@@ -175,13 +205,14 @@ _OPERATIONS = {
 
 def _values(expr: Any, grid: dict[Any, np.ndarray]) -> Any:
     """An integer expression at every point of the grid; None for a kind that is not known."""
-    if isinstance(expr, tirx.Var):
+    kind = type(expr)
+    if kind is tirx.Var:
         return grid[expr]
-    if isinstance(expr, tirx.IntImm):
+    if kind is tirx.IntImm:
         return int(expr.value)
-    if isinstance(expr, tirx.Cast):
+    if kind is tirx.Cast:
         return _values(expr.value, grid)
-    operation = _OPERATIONS.get(type(expr))
+    operation = _OPERATIONS.get(kind)
     if operation is None:
         return None
     left, right = _values(expr.a, grid), _values(expr.b, grid)

@@ -47,6 +47,7 @@ class _Reader:
         self._whole: dict[Any, frozenset[Any]] = {}
         """For each variable the tensors that it lies in, or is made of."""
         self._makers: dict[Any, set[int]] = {param: {INPUT} for param in params}
+        self._written: dict[Any, frozenset[int]] = {}
         self.found: list[KernelStep] = []
 
     def take(self, var: Any, value: Any) -> None:
@@ -57,7 +58,7 @@ class _Reader:
             self._names[var] = self._named(value)
         elif isinstance(value, relax.Call) and kernel in self._kernels:
             operands = list(value.args[1].fields if call else value.args)
-            places = () if call else written_places(self._kernels[kernel])
+            places = frozenset[int]() if call else self._places(kernel)
             read = [one for place, one in enumerate(operands) if place not in places]
             number = len(self.found)
             self.found.append(KernelStep(str(kernel.name_hint), self._reads(read)))
@@ -67,6 +68,11 @@ class _Reader:
             used: list[Any] = []
             structural_walk(value, (relax.Var, lambda one: used.append(self._named(one))))
             self._whole[var] = frozenset[Any]().union(*(self._behind(one) for one in used))
+
+    def _places(self, kernel: Any) -> frozenset[int]:
+        if kernel not in self._written:
+            self._written[kernel] = written_places(self._kernels[kernel])
+        return self._written[kernel]
 
     def _named(self, var: Any) -> Any:
         return self._names.get(var, var)

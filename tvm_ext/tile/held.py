@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile
@@ -54,10 +55,8 @@ def _held(graph: TileGraph, plan: TilePlan, kind: str) -> dict[int, Held]:
         if part is None:
             raise KeyError("plan by strips of another group")
         found = {i: Held(_all(part.graph, i).size_bytes) for i in range(len(graph.nodes) - 1)}
-        pieces, plans = (
-            part.pieces,
-            tuple(piece.inside(own) for piece, own in zip(part.pieces, plan.also, strict=True)),
-        )
+        pieces, pairs = part.pieces, zip(part.pieces, plan.also, strict=True)
+        plans = tuple(piece.inside(own) for piece, own in pairs)
     elif plan.also:
         found, pieces = {}, cut_for(kind, graph)
         plans = parted(pieces, plan)
@@ -71,22 +70,21 @@ def _held(graph: TileGraph, plan: TilePlan, kind: str) -> dict[int, Held]:
 
 def _of_piece(graph: TileGraph, plan: TilePlan) -> dict[int, Held]:
     """By attachment: at `register` nothing is stored, at `core` what a tile of the anchor needs."""
-    last = {entry.stage: entry.level for entry in plan.attach}
-    attention = attention_stages(graph) if plan.rule == "attention" else None
-    if attention is not None:
+    levels = {entry.stage: entry.level for entry in plan.attach}
+    if plan.rule == "attention" and (attention := attention_stages(graph)):
         return _of_attention(graph, attention, plan)
     found = {
         stage if stage < plan.anchor else plan.anchor: Held(0)
-        for stage, level in last.items()
+        for stage, level in levels.items()
         if level == "register"
     }
-    if chain := transform_chain(graph) if plan.rule == "chain" else None:
+    if plan.rule == "chain" and (chain := transform_chain(graph)):
         found = {chain.rows_in: Held(0), chain.rows_out: Held(0)}
-        if "core" in last.values():
+        if "core" in levels.values():
             tiles = propagate(graph, plan.anchor, plan.at("core"))
             found |= {i: Held(_bytes(graph, i, tiles[i])) for i in (chain.cols_in, chain.product)}
         return found
-    inside = [stage for stage, level in last.items() if level == "core"]
+    inside = [stage for stage, level in levels.items() if level == "core"]
     if inside:
         core = plan.at("core")
         tiles = propagate(graph, plan.anchor, core)
@@ -103,9 +101,7 @@ def _of_attention(graph: TileGraph, stages: Attention, plan: TilePlan) -> dict[i
     """All keys of a block of queries, and of the rest what goes with them."""
     block = of_queries(graph.nodes[stages.scores], plan.at("l2").extents[COLUMN])
     count = block.extents[COLUMN] / max(1, graph.nodes[stages.scores].extents[COLUMN])
-    heads = 1
-    for axis in (0, 1):
-        heads *= graph.nodes[stages.scores].extents[axis]
+    heads = prod(graph.nodes[stages.scores].extents[:2])
     return {
         stage: Held(round(_all(graph, stage).size_bytes / heads * count))
         for stage in range(stages.last)
@@ -115,7 +111,5 @@ def _of_attention(graph: TileGraph, stages: Attention, plan: TilePlan) -> dict[i
 def _bytes(graph: TileGraph, stage: int, tile: Tile) -> int:
     """Of what a stage writes for one tile of it."""
     node = graph.nodes[stage]
-    points = 1
-    for axis in node.space:
-        points *= tile.extents[axis]
+    points = prod(tile.extents[axis] for axis in node.space)
     return points * graph.tensors[node.write.tensor].dtype_bytes

@@ -16,7 +16,7 @@ from tvm_ext.hardware import get
 from tvm_ext.picker import pick
 from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tir import prepare
-from tvm_ext.tvm_api import IRModule, constant, relax, te, topi
+from tvm_ext.tvm_api import IRModule, constant, relax, te, tirx, topi
 
 HARDWARE = get("cpu/x86-avx512")
 ROWS = (64, 256)
@@ -54,6 +54,17 @@ def test_reads_are_found_before_and_after_lowering() -> None:
             ((0, BYTES),),
             ((0, BYTES), (1, BYTES)),
         ]
+
+
+def test_what_is_left_open_counts_once() -> None:
+    builder = relax.BlockBuilder()
+    extent = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((extent + 1, 256), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit_te(topi.exp, x))
+        builder.emit_func_output(result)
+    assert [step.reads for step in steps(builder.finalize())] == [((INPUT, 2 * 256 * 4),)]
 
 
 def test_of_a_concatenation_in_place_all_parts_are_read() -> None:

@@ -6,11 +6,20 @@ f(x, a); v = view(a); g(v, b)   →   f: reads an input; g: reads what f wrote
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
-from tvm_ext.graph.memory_order import type_bytes
-from tvm_ext.tir.read import written_places
-from tvm_ext.tvm_api import IRModule, PrimFunc, op_name, relax, structural_walk
+from tvm_ext.tir.read import linear, written_places
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    element_bytes,
+    extents_of,
+    op_name,
+    relax,
+    structural_walk,
+    variables,
+)
 
 INPUT = -1
 TIR_CALL = "relax.call_tir"
@@ -95,5 +104,16 @@ class _Reader:
                 maker for tensor in self._behind(var) for maker in self._makers.get(tensor, ())
             }
             for maker in makers:
-                found[maker] = max(found.get(maker, 0), type_bytes(var.ty))
+                found[maker] = max(found.get(maker, 0), _bytes(var.ty))
         return tuple(sorted(found.items()))
+
+
+def _bytes(ty: Any) -> int:
+    """Bytes of a tensor, with 1 for what is left open."""
+    return prod(map(_at_one, extents_of(ty))) * element_bytes(ty.dtype)
+
+
+def _at_one(extent: Any) -> int:
+    symbols = {symbol: place for place, symbol in enumerate(variables(extent))}
+    form = linear(extent, symbols)
+    return 1 if form is None else sum(form[0]) + form[1]

@@ -99,7 +99,8 @@ class _Reader:
     def _reads(self, operands: list[Any]) -> tuple[tuple[int, int], ...]:
         """Of each maker the largest of what is read of it."""
         found: dict[int, int] = {}
-        for var in (self._named(one) for one in operands if isinstance(one, relax.Var)):
+        tensors = (one for one in operands if isinstance(one.ty, relax.TensorType))
+        for var in (self._named(one) for one in tensors if isinstance(one, relax.Var)):
             makers = self._makers.get(var) or {
                 maker for tensor in self._behind(var) for maker in self._makers.get(tensor, ())
             }

@@ -29,3 +29,15 @@ def heads_of(turned: str) -> list[onnx.NodeProto]:
             for name in turned
         ),
     ]
+
+
+def attended() -> list[onnx.NodeProto]:
+    """What follows masked scores, by heads: softmax, product with the values, heads side by side,
+    and `x` added."""
+    return [
+        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "vh"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["back", "flat"], ["joined"]),
+        helper.make_node("Add", ["joined", "x"], ["y"]),
+    ]

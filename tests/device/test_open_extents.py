@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from attention_nodes import heads_of, projections, weights
+from attention_nodes import attended, heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 from tiny import tiny_model
@@ -38,11 +38,7 @@ def attention_model() -> onnx.ModelProto:
         helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
         helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
         helper.make_node("Add", ["scores", "mask"], ["masked"]),
-        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "vh"], ["mixed"]),
-        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["back", "flat"], ["joined"]),
-        helper.make_node("Add", ["joined", "x"], ["y"]),
+        *attended(),
     ]
     constants: dict[str, np.ndarray] = projections()
     constants |= {"heads": heads, "flat": np.array([0, 12, 16])}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from attention_nodes import heads_of, projections, weights
+from attention_nodes import attended, heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
@@ -35,11 +35,7 @@ def text_model() -> onnx.ModelProto:
         helper.make_node("Where", ["later", "hidden", "shown"], ["causal"]),
         helper.make_node("Add", ["scores", "causal"], ["unmasked"]),
         helper.make_node("Add", ["unmasked", "mask"], ["masked"]),
-        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "vh"], ["mixed"]),
-        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["back", "flat"], ["joined"]),
-        helper.make_node("Add", ["joined", "x"], ["y"]),
+        *attended(),
     ]
     constants: dict[str, np.ndarray] = projections()
     constants |= {"heads": np.array([0, -1, 2, 8]), "flat": np.array([0, -1, 16])}

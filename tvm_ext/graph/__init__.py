@@ -17,7 +17,7 @@ In the order the pipeline runs them:
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups
   stitch         chains of reductions as one kernel; region: several calls as one function,
-                 merger: what passes that merge kernels share
+                 merger, grower: what passes that merge kernels share
   absorb_views   slices and permutations vanish in the product that reads or writes what they move
   fuse_tiles     products and what lies around them, strip by strip
   fuse_multi_output  kernels that share their rows, as one with several results (name_fields: after

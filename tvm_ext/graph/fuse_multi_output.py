@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
+from tvm_ext.graph.grower import Grower
 from tvm_ext.graph.memory_order import type_bytes
-from tvm_ext.graph.merger import CALL_US, Explain, Merger, Predict
-from tvm_ext.graph.region import Calls, Region
-from tvm_ext.graph.stitch import RULE
-from tvm_ext.tile.fuse import along_rows, row_tile
-from tvm_ext.tir import prepare
+from tvm_ext.graph.merger import CALL_US, Explain, Predict
+from tvm_ext.graph.region import Calls, KernelCall, Region
+from tvm_ext.graph.stitch import not_by_rows
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
 MOST_USERS = 16
@@ -54,13 +52,14 @@ class FuseMultiOutput:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `FuseTiles`, with fewer kernels."""
-        return _Fuser(mod, self.predict_us, self.explain, self).run()
+        told = self.predict_us, self.explain
+        return _Fuser(mod, *told, most=self.most, attempts=self.attempts).run()
 
 
 @dataclass
-class _Fuser(Merger):
+class _Fuser(Grower):
     name = "FuseMultiOutput"
-    options: FuseMultiOutput
+    no_gain = "hardly faster than without it"
     _joined: list[set[int]] = field(default_factory=list)
     """The regions of this block so far."""
 
@@ -68,33 +67,12 @@ class _Fuser(Merger):
         self._joined.clear()
         for number in sorted(calls.kernels, reverse=True):
             if number not in taken and self.is_light(calls.kernels[number]):
-                region, variable = self._grown(calls, number, taken)
+                region, variable = self.grown(calls, number, taken)
                 if variable is not None:
                     self._joined.append({call.number for call in region.calls})
                     yield region, variable
 
-    def _grown(self, calls: Calls, first: int, taken: set[int]) -> tuple[Region, Any]:
-        """The region that a call is part of, and the function that takes its place; None for the
-        call alone."""
-        numbers, closed = {first}, set(taken)
-        best: tuple[Region, Any] = _region(calls, numbers), None
-        for _ in range(self.options.attempts):
-            number = self._next(calls, numbers, closed)
-            if number is None or len(numbers) == self.options.most:
-                break
-            region = _region(calls, numbers | {number})
-            variable = self.variable(region)
-            if variable is None or not self._gains(calls, region, best[0], number):
-                closed.add(number)
-                name = str(calls.kernels[number].kernel.name_hint)
-                reason = self.refused[region.key] or "hardly faster than without it"
-                self.stopped.setdefault(first, f"with {name}: {reason}")
-            else:
-                numbers.add(number)
-                best = region, variable
-        return best
-
-    def _next(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
+    def candidate(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
         """The kernel that has most bytes in common with a region, among those that can be part of
         it."""
         shared: dict[int, int] = {}
@@ -136,28 +114,13 @@ class _Fuser(Merger):
             ahead += [reader for one in whole for reader in calls.readers(one) - whole]
         return False
 
-    def _gains(self, calls: Calls, region: Region, before: Region, number: int) -> bool:
+    def gains(self, region: Region, before: Region, more: KernelCall) -> bool:
         """Whether one kernel takes clearly less time than a region without one of its kernels, and
         that by itself."""
-        apart_us = self.together_us.get(before.key, inf)
-        if len(before.calls) == 1:
-            apart_us = self.apart_us(before)
-        more_us = self.apart_us(Region((calls.kernels[number],)))
-        saved_us = apart_us + CALL_US + more_us - self.together_us[region.key]
-        return saved_us >= GAIN * min(apart_us, more_us)
+        parts_us = self.parts_us(before, more)
+        saved_us = sum(parts_us) + CALL_US - self.together_us[region.key]
+        return saved_us >= GAIN * min(parts_us)
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be one kernel whose results share their rows, or one that is faster."""
-        prepared = prepare(func)
-        if prepared is None or row_tile(prepared.graph) is None:
-            return "no rows that all results share"
-        if not along_rows(prepared.graph):
-            return "a reduction goes across what lies side by side"
-        return self.slower(region, func, rule=RULE)
-
-
-def _region(calls: Calls, numbers: set[int]) -> Region:
-    """Calls with all their results that others take."""
-    found = tuple(calls.kernels[number] for number in sorted(numbers))
-    others = (call for call in found[:-1] if not calls.readers(call.number) <= numbers)
-    return Region(found, tuple(call.var for call in others))
+        return not_by_rows(self, region, func)

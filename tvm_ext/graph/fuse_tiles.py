@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from tvm_ext.graph.concat_in_place import CONCAT_AXIS
-from tvm_ext.graph.merger import Explain, Merger, Predict
+from tvm_ext.graph.grower import Grower
+from tvm_ext.graph.merger import Explain, Predict
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.tile.strip import row_axes
 from tvm_ext.tir import prepare
@@ -46,44 +46,23 @@ class FuseTiles:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
-        return _Fuser(mod, self.predict_us, self.explain, self).run()
+        return _Fuser(mod, self.predict_us, self.explain, most=self.most).run()
 
 
 @dataclass
-class _Fuser(Merger):
+class _Fuser(Grower):
     name = "FuseTiles"
-    options: FuseTiles
+    no_gain = "slower than without it"
     _fit: dict[str, str] = field(default_factory=dict)
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
             if number not in taken and not self._unfit(calls.kernels[number]):
-                region, variable = self._grown(calls, number, taken)
+                region, variable = self.grown(calls, number, taken)
                 if variable is not None:
                     yield region, variable
 
-    def _grown(self, calls: Calls, sink: int, taken: set[int]) -> tuple[Region, Any]:
-        """The region that ends with a call, and the function that takes its place; None for the
-        call alone."""
-        numbers, closed = {sink}, set(taken)
-        best: tuple[Region, Any] = _region(calls, numbers), None
-        while len(numbers) < self.options.most:
-            number = self._next(calls, numbers, closed)
-            if number is None:
-                break
-            region = _region(calls, numbers | {number})
-            variable = self.variable(region)
-            if variable is None or not self._gains(region, best[0], calls.kernels[number]):
-                closed.add(number)
-                name = str(calls.kernels[number].kernel.name_hint)
-                reason = self.refused[region.key] or "slower than without it"
-                self.stopped.setdefault(sink, f"with {name}: {reason}")
-            else:
-                numbers.add(number)
-                best = region, variable
-        return best
-
-    def _next(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
+    def candidate(self, calls: Calls, numbers: set[int], closed: set[int]) -> int | None:
         """The latest kernel before a region that only it reads, a product in one of them."""
         before = {p for number in numbers for p in calls.producers(number)} - numbers - closed
         heavy = any(self.is_product(calls.kernels[number]) for number in numbers)
@@ -98,12 +77,9 @@ class _Fuser(Merger):
             default=None,
         )
 
-    def _gains(self, region: Region, before: Region, more: KernelCall) -> bool:
+    def gains(self, region: Region, before: Region, more: KernelCall) -> bool:
         """Whether a region takes less time than without one of its kernels, and that by itself."""
-        apart_us = self.together_us.get(before.key, inf)
-        if len(before.calls) == 1:
-            apart_us = self.apart_us(before)
-        return self.together_us[region.key] < apart_us + self.apart_us(Region((more,)))
+        return self.together_us[region.key] < sum(self.parts_us(before, more))
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be computed strip by strip, or not faster so."""
@@ -127,7 +103,3 @@ class _Fuser(Merger):
                 else "has no rows that all stages share"
             )
         return self._fit[name]
-
-
-def _region(calls: Calls, numbers: set[int]) -> Region:
-    return Region(tuple(calls.kernels[number] for number in sorted(numbers)))

@@ -128,6 +128,13 @@ class Merger(ABC):
             return "no plan for one kernel"
         return f"slower: {together_us:.1f} us, {apart_us:.1f} us apart"
 
+    def parts_us(self, before: Region, more: KernelCall) -> tuple[float, float]:
+        """Predicted times of a region, as one kernel if it is more than a call, and of a kernel
+        that it might take in."""
+        merged = len(before.calls) > 1
+        own_us = self.together_us.get(before.key, inf) if merged else self.apart_us(before)
+        return own_us, self.apart_us(Region((more,)))
+
     def apart_us(self, region: Region) -> float:
         """Predicted time of a region's kernels one after another, with what further calls cost."""
         kernels_us = sum(self._predicted_us(call) for call in region.calls)

@@ -87,6 +87,12 @@ class Calls:
         """The places of bindings that take what one makes; -1 for what lies outside the block."""
         return self._users[self._vars[number]]
 
+    def region(self, numbers: set[int]) -> Region:
+        """Some of the calls with all their results that others take."""
+        found = tuple(self.kernels[number] for number in sorted(numbers))
+        others = (call for call in found[:-1] if not self.readers(call.number) <= numbers)
+        return Region(found, tuple(call.var for call in others))
+
     def maker(self, variable: Any) -> set[int]:
         """The place of the binding of a variable; none for what comes from outside the block."""
         return {self._places[variable]} if variable in self._places else set()

@@ -85,7 +85,7 @@ class _Stitcher(Merger):
         return found
 
     def _try(self, calls: Calls, numbers: set[int]) -> tuple[Region, Any]:
-        region = Region(tuple(calls.kernels[number] for number in sorted(numbers)))
+        region = calls.region(numbers)
         return region, self.variable(region) if len(numbers) > 1 else None
 
     def _grown(self, calls: Calls, known: set[int], closed: set[int], most: int) -> set[int]:
@@ -123,9 +123,14 @@ class _Stitcher(Merger):
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be one kernel, its stages computed row by row, or one that is faster."""
-        prepared = prepare(func)
-        if prepared is None or row_tile(prepared.graph) is None:
-            return "no rows that all stages share"
-        if not along_rows(prepared.graph):
-            return "a reduction goes across what lies side by side"
-        return self.slower(region, func, rule=RULE)
+        return not_by_rows(self, region, func)
+
+
+def not_by_rows(merger: Merger, region: Region, func: PrimFunc) -> str:
+    """Why a function is no kernel whose stages are computed row by row, or no faster one."""
+    prepared = prepare(func)
+    if prepared is None or row_tile(prepared.graph) is None:
+        return "no rows that all stages share"
+    if not along_rows(prepared.graph):
+        return "a reduction goes across what lies side by side"
+    return merger.slower(region, func, rule=RULE)

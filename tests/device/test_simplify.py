@@ -14,7 +14,7 @@ from onnx_models import (
     value,
     without_softmax,
 )
-from simplify_case import assert_same, check, normal, operators, simplified
+from simplify_case import NORM, assert_same, check, normal, operators, simplified
 
 from tvm_ext.frontend.randomise import randomise
 
@@ -189,3 +189,42 @@ def test_light_models(name: str) -> None:
     inputs = random_inputs(model)
     assert_same(run_plainly(result, inputs), run_plainly(model, inputs))
     assert simplified(model).SerializeToString() == result.SerializeToString()
+
+
+def test_constants_that_rules_name_alike_stay_apart() -> None:
+    flattened = make_model(
+        [
+            node("Flatten", ["x"], ["rows"], axis=1),
+            node("Flatten", ["x"], ["columns"], axis=2),
+            node("MatMul", ["columns", "weights"], ["a"]),
+            node("MatMul", ["rows", "others"], ["y"]),
+            node("Clip", ["x", "", "one"], ["b"]),
+            node("Relu", ["b"], ["z"]),
+        ],
+        [value("x", 2, 3, 4)],
+        ["a", "y", "z"],
+        {"weights": normal(4, 5), "others": normal(12, 5), "one": np.array(1, np.float32)},
+    )
+    check(flattened, {"Reshape": 2, "MatMul": 2, "Clip": 1})
+
+
+def test_a_convolution_that_two_norms_share_has_weights_for_each() -> None:
+    parameters = {f"{name}_{norm}": abs(normal(4)) for norm in "ab" for name in NORM}
+    shared = make_model(
+        [
+            layer
+            for norm in "ab"
+            for layer in (
+                node("Conv", [f"x{norm}", "weights", "bias"], [f"c{norm}"], pads=[1, 1, 1, 1]),
+                node(
+                    "BatchNormalization",
+                    [f"c{norm}", *(f"{name}_{norm}" for name in NORM)],
+                    [f"y{norm}"],
+                ),
+            )
+        ],
+        [value("xa", 1, 3, 8, 8), value("xb", 1, 3, 4, 4)],
+        ["ya", "yb"],
+        {"weights": normal(4, 3, 3, 3), "bias": normal(4), **parameters},
+    )
+    check(shared, {"Conv": 2})

@@ -8,12 +8,18 @@ whole graph at every node, and slices are read in place where the parts of a spl
 
 from __future__ import annotations
 
+from itertools import count
+
 import onnx_ir as ir
 from onnx_ir.passes import common as tidying
 
 
 def rewrite(model: ir.Model) -> bool:
-    """Applies the rules to a model, in place; whether one applied."""
+    """Applies the rules to a model, in place; whether one applied.
+
+    Rules name what they make after what they read, so two that read the same make two constants of
+    one name, of which onnxscript keeps the later one; here each keeps a name of its own.
+    """
     from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
@@ -56,7 +62,22 @@ def rewrite(model: ir.Model) -> bool:
         rules.remove_optional_bias_from_conv_transpose_rule,
         rules.remove_optional_bias_from_gemm_rule,
     )
-    return bool(RewritePass(chosen)(model).modified)
+    modified = bool(RewritePass(chosen)(model).modified)
+    _name_apart(model.graph)
+    return modified
+
+
+def _name_apart(graph: ir.Graph) -> None:
+    """Gives constants that nodes read, but the graph has lost to others of their names, new ones."""
+    known = graph.initializers
+    for node in graph.all_nodes():
+        for constant in node.inputs:
+            lost = constant is not None and constant.producer() is None
+            if not lost or constant.is_initializer() or constant.const_value is None:
+                continue
+            names = (f"{constant.name}_{number}" for number in count(2))
+            constant.name = next(name for name in names if name not in known)
+            known.add(constant)
 
 
 def tidy(model: ir.Model) -> None:

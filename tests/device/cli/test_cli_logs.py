@@ -39,12 +39,13 @@ def test_logs_best(command: Command, tuned: Tuned) -> None:
 def test_logs_merge(command: Command, tuned: Tuned, tmp_path: Path) -> None:
     half, whole = tmp_path / "half.jsonl", tmp_path / "all"
     half.write_bytes(b"".join(line + b"\n" for line in tuned.lines[:4]))
+    some, all_of_them = set(tuned.lines[:4]), set(tuned.lines)  # equal readings are one record
     data = answer(command("logs", "merge", half, whole, "--json"))
-    assert (data["added"], data["duplicates"]) == (4, 0)
+    assert (data["added"], data["duplicates"]) == (len(some), 4 - len(some))
     said = good(command("logs", "merge", half, tuned.log, whole)).stdout
-    assert f"{len(tuned.lines) - 4} records added" in said
+    assert f"{len(all_of_them - some)} records added" in said
     merged = (whole / tuned.file.name).read_bytes().splitlines()
-    assert sorted(merged) == sorted(tuned.text.splitlines())
+    assert sorted(merged) == sorted(set(tuned.text.splitlines()))
     refused(command("logs", "merge", tmp_path / "none", whole), "no tuning log")
     refused(command("logs", "merge", half), "DEST")
 

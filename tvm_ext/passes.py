@@ -42,11 +42,13 @@ from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
+from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
+from tvm_ext.picker.traffic import cached_bytes
 from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.symbolic import plan
@@ -83,6 +85,7 @@ __all__ = [
     "SinkReshapes",
     "SplitBroadcasts",
     "SplitPhases",
+    "SplitReductions",
     "Stitch",
     "graph_passes",
     "lowering_passes",
@@ -103,6 +106,7 @@ def graph_passes(
     if extent:
         predict_us = cache(partial(sliced_us, hardware=hardware, slices=extent))
     in_place = [] if extent else [ConcatInPlace(hardware.lanes(4) // 2)]
+    in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
     return [
         LowerEinsum(),
         LowerSplit(),
@@ -121,6 +125,7 @@ def graph_passes(
         FoldLayout(),
         ReadPlanes(),
         Normalise(),
+        *in_parts,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

@@ -14,7 +14,9 @@ import tvm_ext
 from tvm_ext import passes
 from tvm_ext.graph import fuse_multi_output
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
+from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import RULE
+from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import IRModule, relax
 
 op, nn = relax.op, relax.op.nn
@@ -39,6 +41,17 @@ def siblings(emit: Emit, x: Any, y: Any) -> list[Any]:
 
 def exact_siblings(x: Array, y: Array) -> list[Array]:
     return [x.mean(-1, keepdims=True), x.max(-1), np.tanh(x)]
+
+
+def lengths(emit: Emit, x: Any, y: Any) -> list[Any]:
+    """The last result has an axis of one element that the first one's rows have not."""
+    h = emit(op.add(x, y))
+    squares = emit(op.sum(emit(op.multiply(h, h)), -1, True))
+    return [h, emit(op.sqrt(squares))]
+
+
+def exact_lengths(x: Array, y: Array) -> list[Array]:
+    return [x + y, np.linalg.norm(x + y, axis=-1, keepdims=True)]
 
 
 def maps(emit: Emit, x: Any, y: Any) -> list[Any]:
@@ -66,9 +79,20 @@ def exact_halves(x: Array, y: Array) -> list[Array]:
     return [h, np.concatenate([-h[..., width : 2 * width], h[..., :width]], -1)]
 
 
+def rows_and_columns(emit: Emit, x: Any, y: Any) -> list[Any]:
+    first = len(x.ty.shape) - 2
+    return [emit(op.mean(x, [-1])), emit(op.max(x, [first])), emit(op.sum(x, [first, first + 1]))]
+
+
+def exact_rows_and_columns(x: Array, y: Array) -> list[Array]:
+    return [x.mean(-1), x.max(-2), x.sum((-2, -1))]
+
+
 CASES: dict[str, tuple[Build, Callable[[Array, Array], list[Array]]]] = {
     "residual and norm": (residual_and_norm, exact_residual_and_norm),
+    "rows and columns": (rows_and_columns, exact_rows_and_columns),
     "siblings": (siblings, exact_siblings),
+    "lengths": (lengths, exact_lengths),
     "maps": (maps, exact_maps),
     "halves": (halves, exact_halves),
 }
@@ -87,7 +111,7 @@ def module(build: Build, shape: tuple[int, ...]) -> IRModule:
 
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever can be one kernel is."""
+    """Whatever can be one kernel is, and all tensors are too large for a cache."""
 
     def chosen(predict_us: Callable[..., float], **options: Any) -> FuseMultiOutput:
         def shorter(func: Any, rule: str = "") -> float:
@@ -95,7 +119,11 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return FuseMultiOutput(shorter, **options)
 
+    def in_parts(hardware: HardwareModel, cached_bytes: float) -> SplitReductions:
+        return SplitReductions(hardware, 0)
+
     monkeypatch.setattr(passes, "FuseMultiOutput", chosen)
+    monkeypatch.setattr(passes, "SplitReductions", in_parts)
 
 
 @pytest.mark.usefixtures("merging")

@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from chain_modules import Chain
+from scipy import special
 
 import tvm_ext
 from tvm_ext import passes
+from tvm_ext.compute.norm import softmax
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.passes import TIR_PIPELINE
 from tvm_ext.picker import pick_strips, predict
+from tvm_ext.planner import make_task
 from tvm_ext.tile import decode_plan, encode_plan
 from tvm_ext.tir import write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, structural_map, tirx, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, structural_map, te, tirx, topi, tvm
 
 HARDWARE = resolve("cpu")
 BOUND = 1e-5
@@ -100,6 +103,54 @@ def test_a_strip_writes_its_own_rows_alone(name: str) -> None:
         built.main(*given, result)
         written = int((result.numpy() != UNTOUCHED).sum())
         assert written == candidate.plan.at("core").points, candidate.plan
+
+
+def product(left: Any, right: Any) -> Any:
+    """The last two axes of both multiplied."""
+    *batch, rows, steps = left.shape
+    k = te.reduce_axis((0, steps), "k")
+
+    def body(*at: Any) -> Any:
+        *outer, i, j = at
+        return te.sum(left(*outer, i, k) * right(*outer, k, j), axis=k)
+
+    return te.compute((*batch, rows, right.shape[-1]), body)
+
+
+def cosine_attention(shape: tuple[int, ...]) -> PrimFunc:
+    """Of keys that are divided by their length, two masks added: rows of a norm before a product,
+    and those of a softmax behind it."""
+    q, k, v = (te.placeholder(shape, "float32", name) for name in "qkv")
+    mask = te.placeholder((shape[0], 1, shape[2], shape[2]), "float32", "mask")
+    length = te.placeholder((*shape[:-1], 1), "float32", "length")
+    unit = topi.divide(k, topi.sqrt(topi.sum(topi.multiply(k, k), -1, True)))
+    scores = product(topi.divide(q, length), topi.transpose(unit, (0, 1, 3, 2)))
+    scores = topi.add(topi.add(scores, mask), mask)
+    mixed = product(softmax(scores, 3, HARDWARE.lanes(4)), v)
+    return te.create_prim_func([q, k, v, mask, length, mixed])
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 64, 10), (6, 2, 49, 32), (2, 1, 16, 16)], ids=str)
+def test_rows_before_a_product_are_computed_before_it(shape: tuple[int, ...]) -> None:
+    """One piece had been made of the norm's rows and the softmax's, and the norm came last."""
+    func = cosine_attention(shape)
+    graph = make_task(func, "cosine").graph
+    assert graph is not None
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape) for _ in "qkv")
+    mask = rng.standard_normal((shape[0], 1, shape[2], shape[2]))
+    length = 1 + rng.random((*shape[:-1], 1))
+    unit = k / np.sqrt((k * k).sum(-1, keepdims=True))
+    expected = special.softmax(q / length @ unit.swapaxes(-1, -2) + 2 * mask, -1) @ v
+    candidates = pick_strips(graph, HARDWARE)
+    assert candidates
+    for candidate in candidates:
+        built = build(write(func, candidate.plan), Target(HARDWARE.target))
+        assert isinstance(built, Built), built
+        result = tvm.runtime.empty(shape, "float32")
+        given = (tvm.runtime.tensor(x.astype("float32")) for x in (q, k, v, mask, length))
+        built.main(*given, result)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def first_of_parallel(loop: Any) -> Any:

@@ -68,12 +68,13 @@ def rewrite(model: ir.Model) -> bool:
 
 
 def _name_apart(graph: ir.Graph) -> None:
-    """Gives constants that nodes read, but the graph has lost to others of their names, new ones."""
+    """Gives new names to constants that nodes read and the graph has lost to others of theirs."""
     known = graph.initializers
     for node in graph.all_nodes():
         for constant in node.inputs:
-            lost = constant is not None and constant.producer() is None
-            if not lost or constant.is_initializer() or constant.const_value is None:
+            if constant is None or constant.const_value is None or constant.producer() is not None:
+                continue
+            if constant.is_initializer():
                 continue
             names = (f"{constant.name}_{number}" for number in count(2))
             constant.name = next(name for name in names if name not in known)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm_ext.graph.merger import Explain, Merger, Predict
 from tvm_ext.graph.region import Calls, Region
-from tvm_ext.tile.fuse import along_rows, row_tile
+from tvm_ext.tile.fuse import along_rows, in_vectors, row_tile
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
@@ -131,6 +131,7 @@ def not_by_rows(merger: Merger, region: Region, func: PrimFunc) -> str:
     prepared = prepare(func)
     if prepared is None or row_tile(prepared.graph) is None:
         return "no rows that all stages share"
-    if not along_rows(prepared.graph):
+    several = len(prepared.graph.results) > 1
+    if not (in_vectors if several else along_rows)(prepared.graph):
         return "a reduction goes across what lies side by side"
     return merger.slower(region, func, rule=RULE)

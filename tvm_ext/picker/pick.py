@@ -59,7 +59,7 @@ from tvm_ext.tile.classify import (
     vectorisable,
 )
 from tvm_ext.tile.cut import Piece, cut, joined
-from tvm_ext.tile.fuse import along_rows, epilogue_of
+from tvm_ext.tile.fuse import along_rows, epilogue_of, in_vectors
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
@@ -173,7 +173,7 @@ def pick_piece(
 
 def several_results(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     """The plan by rows of a group without reuse that has several results; None for other groups."""
-    if len(graph.results) == 1 or any(map(has_reuse, graph.nodes)) or not along_rows(graph):
+    if len(graph.results) == 1 or any(map(has_reuse, graph.nodes)) or not in_vectors(graph):
         return None
     return rows_plan(graph, hw)
 

@@ -136,7 +136,7 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     cores = hw.cores if plan.parallel else 1
     whole = streaming(graph, hw, plan.lanes, cores)
     row = plan.at("core")
-    rows = row_count(graph.nodes[plan.anchor], plan)
+    rows = row_count(graph, plan)
     tiles = tiles_of_row(graph, row, rows) or propagate(graph, plan.anchor, row)
     read = {access.tensor for node in graph.nodes for access in node.reads}
     written = {i: graph.nodes[i].write.tensor for i in tiles}

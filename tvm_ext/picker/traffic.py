@@ -80,9 +80,19 @@ def holding_level(
     """The first level that holds so many bytes; `cores` and `sharing` as in `holding_gbps`."""
     for level in hw.levels[1:-1]:
         held = size_bytes * (sharing or 1) if level.shared else size_bytes
-        if held <= level.size_bytes * (SHARE if level.shared else cores):
+        if held <= _room(level, cores):
             return level
     return hw.levels[-1]
+
+
+def cached_bytes(hw: HardwareModel) -> float:
+    """What is larger comes from memory whenever it is read."""
+    return max((_room(level, hw.cores) for level in hw.levels[1:-1]), default=0.0)
+
+
+def _room(level: MemoryLevel, cores: int) -> float:
+    """Bytes of a cache, or of that of each core, to be counted on."""
+    return level.size_bytes * (SHARE if level.shared else cores)
 
 
 def _gbps(source: MemoryLevel, cores: int, sharing: int) -> float:

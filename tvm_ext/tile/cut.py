@@ -11,10 +11,13 @@ stage with data reuse; here each such stage is the anchor of a piece).
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import has_reuse, transform_chain, vectorisable
+from tvm_ext.tile.fuse import in_vectors, row_tiles
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
 
@@ -43,7 +46,7 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     variance over columns: 1105 us with a plan for one of two, with one for each 43).
     """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
-    if not anchors and least > 1:
+    if not anchors and least > 1 and not _by_rows(graph):
         reductions = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
         if all(vectorisable(graph, graph.nodes[place]) for place in reductions):
             anchors = reductions
@@ -61,12 +64,22 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
         if own is not None:
             home = next((run for run in runs if any(owner.get(s) == own for s in run)), None)
         else:
-            home = runs[-1] if runs and owner.get(runs[-1][-1]) is None else None
+            before = runs[-1][-1] if runs else place
+            between = any(anchor in range(before, place) for anchor in anchors)
+            home = runs[-1] if runs and owner.get(before) is None and not between else None
         if home is None:
             runs.append([place])
         else:
             home.append(place)
     return tuple(_piece(graph, tuple(run)) for run in runs)
+
+
+def _by_rows(graph: TileGraph) -> bool:
+    """Whether several results share rows enough that one task takes a row of each."""
+    if len(graph.results) == 1 or not in_vectors(graph):
+        return False
+    last = graph.nodes[-1].extents
+    return any(prod(last[:rows]) > 1 for _, rows, _ in row_tiles(graph))
 
 
 def cut_for(kind: str, graph: TileGraph) -> tuple[Piece, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import vector_axis, vectorisable
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
 
@@ -33,12 +34,27 @@ def epilogue_of(graph: TileGraph, anchor: int) -> int | None:
 
 def along_rows(graph: TileGraph) -> bool:
     """Whether every reduction goes along contiguous memory, so that a row of it is in vectors."""
-    return all(
+    return not any(goes_across(graph, node) for node in graph.nodes)
+
+
+def goes_across(graph: TileGraph, node: TileNode) -> bool:
+    """Whether a stage is a reduction whose steps do not lie side by side."""
+    return node.kind == "reduce" and not all(
         access.stride(node.reduce[-1], graph.tensors[access.tensor].shape) in (0, 1)
-        for node in graph.nodes
-        if node.kind == "reduce"
         for access in node.reads
     )
+
+
+def in_lanes(graph: TileGraph, node: TileNode) -> bool:
+    """Whether a stage is a reduction across memory whose results lie side by side, as what it reads
+    does: neighbours are reduced in the lanes of a vector."""
+    across = goes_across(graph, node) and vectorisable(graph, node)
+    return across and vector_axis(node) == node.space[-1]
+
+
+def in_vectors(graph: TileGraph) -> bool:
+    """Whether every reduction goes along contiguous memory, or across it in lanes."""
+    return all(in_lanes(graph, node) for node in graph.nodes if goes_across(graph, node))
 
 
 def row_tile(graph: TileGraph) -> tuple[Tile, int, dict[int, Tile]] | None:
@@ -87,8 +103,10 @@ def tiles_of_row(graph: TileGraph, row: Tile, rows: int) -> dict[int, Tile] | No
 
 def _has_rows(graph: TileGraph, node: TileNode, lead: tuple[int, ...]) -> bool:
     """Whether the leading axes of a stage count rows, those of what it writes and of what it reads
-    of other stages."""
+    of other stages, and leave a row to be computed in vectors."""
     rows = len(lead)
+    if goes_across(graph, node) and rows >= len(node.space):
+        return False
     inside = [read for read in node.reads if graph.tensors[read.tensor].role != "input"]
     return (
         node.extents[:rows] == lead

@@ -89,7 +89,7 @@ def _of_piece(graph: TileGraph, plan: TilePlan) -> dict[int, Held]:
         core = plan.at("core")
         tiles = propagate(graph, plan.anchor, core)
         if plan.rule in ("rows", "block_rows"):
-            rows = row_count(graph.nodes[plan.anchor], plan)
+            rows = row_count(graph, plan)
             tiles = tiles_of_row(graph, core, rows) or tiles
         found |= {
             stage: Held(_bytes(graph, stage, tiles[stage])) for stage in inside if stage in tiles

@@ -213,19 +213,26 @@ def check_attention(graph: TileGraph, plan: TilePlan) -> Attention:
     return found
 
 
-def row_count(node: TileNode, plan: TilePlan) -> int:
-    """How many leading axes count rows. Raises PlanError unless the core tile is whole rows."""
-    core = plan.at("core").extents
+def row_count(graph: TileGraph, plan: TilePlan) -> int:
+    """How many leading axes of the anchor count rows. Raises PlanError unless the core tile is
+    whole rows.
+
+    Of several results axes of one element at the end of the rows are none: another may not have
+    them (a sum that keeps its axis, beside what is summed).
+    """
+    node, core = graph.nodes[plan.anchor], plan.at("core").extents
     rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
     if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
         raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
+    while len(graph.results) > 1 and rows and node.axes[rows - 1].extent == 1:
+        rows -= 1
     return rows
 
 
 def check_rows(graph: TileGraph, plan: TilePlan) -> int:
     """How many leading axes of the anchor count rows. Raises PlanError unless the core tile is
     whole rows, which those stages share that write results, if there are several."""
-    rows = row_count(graph.nodes[plan.anchor], plan)
+    rows = row_count(graph, plan)
     if len(graph.results) > 1:
         inside = {plan.anchor, *(entry.stage for entry in plan.attach if entry.level == "core")}
         last = plan.anchor == len(graph.nodes) - 1

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm_ext.tile.classify import is_affine
+from tvm_ext.tile.fuse import in_lanes
 from tvm_ext.tile.legal import check_rows
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
@@ -79,12 +80,27 @@ def write_parted_rows(
         if stage != plan.anchor and own.kind == "map" and inner and not across:
             lanes = interleaved(own.extents[-1], plan.lanes)
             vectorise_last(schedule, inner[-1], lanes, hint=is_affine(own))
+        if in_lanes(prepared.graph, own) and rows < len(own.space):
+            zeroed.append(_vectorise_across(prepared, stage, rows, plan.lanes))
         for part in reversed(partial[stage]):
             zeroed.append(vectorise_partial(prepared, part, plan.lanes, row is not None))
     if plan.parallel and row is not None:
         schedule.parallel(row)
     for part, loop in zeroed:
         schedule.decompose_reduction(part, loop)
+
+
+def _vectorise_across(
+    prepared: Prepared, stage: int, rows: int, lanes: int
+) -> tuple[SBlockRV, Any]:
+    """A reduction over what does not lie side by side: steps outside, neighbouring results in
+    vectors. Returns the loop before which they are zeroed."""
+    schedule, node, block = prepared.schedule, prepared.graph.nodes[stage], prepared.blocks[stage]
+    loops = schedule.get_loops(block)[rows - len(node.axes) :]
+    space, steps = loops[: len(node.space) - rows], loops[len(node.space) - rows :]
+    schedule.reorder(*space[:-1], *steps, space[-1])
+    vectorise_last(schedule, space[-1], lanes)
+    return block, steps[0]
 
 
 def _row_loop(prepared: Prepared, stage: int, rows: int) -> Any:

@@ -36,6 +36,7 @@ from tvm_ext.tile.classify import (
     window_weights,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
+from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
@@ -51,6 +52,8 @@ exponent of their norm: what is late by chance is made up for only where others 
 of 4, 5, 6, 8 and 14 rows by 2: 1.25, 1.13, 1.07, 1.05 and 1.06 of the time of issuing them)."""
 EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
+SHARED_OUT = ("tile", "split")
+"""Rules whose plans cut what cores share out in different ways."""
 TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0
@@ -260,9 +263,9 @@ def in_company(
 ) -> list[Candidate]:
     """The candidates with the one first that is best between other kernels, or `alone`; of those
     that the model does not tell apart, the one that writes fewest pieces of memory."""
-    if not ranked or ranked[0].plan.rule != "tile":
+    if not ranked or ranked[0].plan.rule not in SHARED_OUT:
         return ranked
-    tiles = [candidate for candidate in ranked if candidate.plan.rule == "tile"]
+    tiles = [candidate for candidate in ranked if candidate.plan.rule in SHARED_OUT]
     times = [one.estimate.latency_us for one in tiles]
     if not alone:
         times = [
@@ -286,6 +289,8 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
+    if sums_columns(graph, node):  # over the rows that other kernels share out
+        long = long[:-1]
     if [axis for axis in long if core.extents[axis] < node.axes[axis].extent] == long[:1]:
         return 0.0
     exchanged = min(graph.io_bytes - packed_bytes(graph, node), hw.own_cache_bytes * hw.cores)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import vector_axis, vectorisable
+from tvm_ext.tile.classify import has_reuse, split_axis, vector_axis, vectorisable
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
 
@@ -50,6 +50,16 @@ def in_lanes(graph: TileGraph, node: TileNode) -> bool:
     does: neighbours are reduced in the lanes of a vector."""
     across = goes_across(graph, node) and vectorisable(graph, node)
     return across and vector_axis(node) == node.space[-1]
+
+
+def sums_columns(graph: TileGraph, node: TileNode) -> bool:
+    """Whether a stage reduces the columns of what it reads, of all rows, in lanes: no element goes
+    to several results, as of a product or a sliding window."""
+    axis = split_axis(node)
+    if axis is None or has_reuse(node) or not in_lanes(graph, node):
+        return False
+    dims = [dim for access in node.reads for dim in access.dims]
+    return not any(d is None or (d.uses(axis) and any(map(d.uses, node.space))) for d in dims)
 
 
 def in_vectors(graph: TileGraph) -> bool:

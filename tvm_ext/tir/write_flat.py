@@ -34,8 +34,9 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
     if node.axes[cut].extent % extents[cut] and is_affine(node):
         schedule.annotate(task, PARTITION, 1)
     body = schedule.fuse(*row) if len(row) > 1 else inner
-    last = next((a.extent for a in reversed(node.axes) if a.extent > 1), 1)
-    if last % plan.lanes == 0 or last == node.axes[cut].extent:
+    long = [axis for axis, own in enumerate(node.axes) if own.extent > 1]
+    last = extents[long[-1]] if long else 1
+    if last % plan.lanes == 0 or long[-1:] in ([], [cut]):
         lanes = interleaved(last, plan.lanes)
         vectorise_last(schedule, body, lanes, hint=is_affine(node))
     if plan.parallel:

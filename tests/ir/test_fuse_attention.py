@@ -356,3 +356,16 @@ def test_products_of_unknown_shape_stay(rank: int) -> None:
             z = builder.emit_output(op.matmul(x, emit(op.permute_dims(y))))
         builder.emit_func_output(z)
     assert names(fused(builder.finalize())) == ["matmul", "permute_dims"]
+
+
+def test_a_matrix_times_what_is_turned_stays() -> None:
+    """Mamba's steps: the left operand has fewer axes than what is multiplied."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    w = relax.Var("w", relax.TensorType((16, 48), "float32"))
+    x = relax.Var("x", relax.TensorType((2, 24, 48), "float32"))
+    with builder.function("main", [w, x]):
+        with builder.dataflow():
+            y = builder.emit_output(op.matmul(w, emit(op.permute_dims(x, [0, 2, 1]))))
+        builder.emit_func_output(y)
+    assert sorted(names(fused(builder.finalize()))) == ["matmul", "permute_dims"]

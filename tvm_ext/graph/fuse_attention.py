@@ -88,7 +88,7 @@ class _Fuser(relax.PyExprMutator):
         swap = (*range(rank - 2), rank - 1, rank - 2)
         if rank < 3 or op_name(made) != "relax.permute_dims" or axes_of(made) != swap:
             return None
-        if self._uses[made.args[0]] != 1:
+        if self._uses[made.args[0]] != 1 or len(static_shape(values) or ()) != rank:
             return None
         columns = self.builder_.normalize(self._permuted(values, swap))
         fused = self._attention(made.args[0], self.builder_.emit(columns))

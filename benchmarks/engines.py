@@ -117,7 +117,14 @@ def _kernel_facts(manifest: Any) -> dict[str, Any]:
     }
 
 
-ACROSS = ("FuseAttention", "Stitch", "AbsorbViews", "FuseTiles", "FuseMultiOutput")
+ACROSS = (
+    "FuseAttention",
+    "SplitReductions",
+    "Stitch",
+    "AbsorbViews",
+    "FuseTiles",
+    "FuseMultiOutput",
+)
 FORMS = {"fuseops": ACROSS, "unfused": (*ACROSS, "Fuse")}
 """Passes that are left out, by the form that a model then has."""
 LOADERS: dict[str, Load] = {

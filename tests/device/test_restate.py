@@ -48,3 +48,33 @@ def test_lp_normalization(p: int, axis: int) -> None:
     (found,) = tvm_ext.compile(model)(x)
     np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-6, atol=1e-7)
     assert not operators(simplified(model)).keys() & {"LpNormalization"}
+
+
+@pytest.mark.parametrize(
+    ("image", "block", "options"),
+    [
+        ((6, 8), (2, 4), {"strides": [2, 4]}),
+        ((7, 9), (3, 3), {}),
+        ((8, 8), (3, 3), {"strides": [2, 2], "pads": [1, 0, 1, 1]}),
+        ((9, 10), (2, 3), {"strides": [3, 2], "dilations": [2, 1]}),
+        ((12,), (3,), {"strides": [3]}),
+    ],
+    ids=str,
+)
+def test_columns_to_an_image(
+    image: tuple[int, ...], block: tuple[int, ...], options: dict[str, list[int]]
+) -> None:
+    rank = len(block)
+    pads = options.get("pads", [0] * 2 * rank)
+    strides, dilations = (options.get(name, [1] * rank) for name in ("strides", "dilations"))
+    counts = [
+        (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
+        for d in range(rank)
+    ]
+    node = helper.make_node("Col2Im", ["x", "image", "block"], ["y"], **options)
+    shape = (2, 3 * int(np.prod(block)), int(np.prod(counts)))
+    constants = {"image": np.array(image, np.int64), "block": np.array(block, np.int64)}
+    model = make_model([node], [value("x", *shape)], ["y"], constants, opset=18)
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    (found,) = tvm_ext.compile(model)(x)
+    np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-6, atol=1e-6)

@@ -3,6 +3,8 @@
 rewrite:
     Tanh(Softplus(x))      =>   e (e + 2) / (e (e + 2) + 2),   e = exp(x)
     LpNormalization(x)     =>   x / Sqrt(ReduceSum(x x)), or ReduceSum(Abs(x)); 0 where that is 0
+    Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
+                                else ConvTranspose(Reshape(x)) by weights of one and zeros
 
 The first is half of Mish, with one exponential instead of two and a logarithm, for tanh(log(1 + e))
 = ((1 + e)² - 1) / ((1 + e)² + 1). Nothing cancels; from `FLAT` on it is 1 to the last digit, and e²
@@ -11,6 +13,7 @@ would leave the range later.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,49 @@ def _divided(op: Any, x: ir.Value, y: ir.Value) -> Any:
     return op.Div(x, op.Where(op.Equal(norm, zero), one, norm))
 
 
+def _col2im(op: Any, x: Any, image: Any, block: Any) -> Any:
+    return op.Col2Im(x, image, block, _outputs=["y"])
+
+
+def _of_known_blocks(context: Any, x: ir.Value, **others: Any) -> bool:
+    known = all(others[name].const_value is not None for name in ("image", "block"))
+    return known and x.shape is not None and isinstance(x.shape[1], int)
+
+
+def _side_by_side(op: Any, x: Any, image: Any, block: Any, y: Any) -> Any:
+    """Columns, each of all channels of a block, as the image that is the sum of the blocks."""
+    node = y.producer()
+    extents, sizes = ([int(n) for n in one.const_value.numpy()] for one in (image, block))
+    rank, taps = len(sizes), prod(sizes)
+    strides = list(node.attributes.get_ints("strides", [1] * rank))
+    dilations = list(node.attributes.get_ints("dilations", [1] * rank))
+    pads = list(node.attributes.get_ints("pads", [0] * 2 * rank))
+    reach = [dilations[d] * (sizes[d] - 1) + 1 for d in range(rank)]
+    padded = [extents[d] + pads[d] + pads[rank + d] for d in range(rank)]
+    counts = [(padded[d] - reach[d]) // strides[d] + 1 for d in range(rank)]
+    channels = x.shape[1] // taps
+
+    def reshape(value: Any, name: str, *shape: int) -> Any:
+        return op.Reshape(value, _constant(op, f"{x.name}_{name}", np.array([0, *shape], np.int64)))
+
+    filled = [counts[d] * sizes[d] for d in range(rank)]
+    if strides == sizes and padded == extents == filled:
+        blocks = reshape(x, "blocks", channels, *sizes, *counts)
+        order = [place for d in range(rank) for place in (2 + rank + d, 2 + d)]
+        return reshape(op.Transpose(blocks, perm=[0, 1, *order]), "image", channels, *extents)
+    made = [strides[d] * (counts[d] - 1) + reach[d] - padded[d] + extents[d] for d in range(rank)]
+    weights = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(-1, 1, *sizes)
+    return op.ConvTranspose(
+        reshape(x, "columns", channels * taps, *counts),
+        _constant(op, f"{x.name}_taps", weights),
+        group=channels,
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        output_padding=[extents[d] - made[d] for d in range(rank)],
+    )
+
+
 def _constant(op: Any, name: str, value: Any) -> ir.Value:
     constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
     return constant
@@ -61,4 +107,5 @@ def _constant(op: Any, name: str, value: Any) -> ir.Value:
 rules = (
     RewriteRule(_tanh_of_softplus, _rational, _is_float, name="TanhOfSoftplus"),
     RewriteRule(_lp_normalization, _divided, _is_float, name="LpNormalization"),
+    RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
 )

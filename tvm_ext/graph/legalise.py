@@ -45,6 +45,7 @@ from tvm_ext.tvm_api import (
     constant,
     constant_array,
     default_legalise,
+    op_name,
     relax,
     topi,
     tvm,
@@ -229,8 +230,24 @@ def legalise_take(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
+def legalise_equality(builder: Any, call: Any, options: Legalise) -> Any:
+    """Whether booleans are equal, as small integers: of one bit TVM 0.27 compares them as numbers
+    with a point, which LLVM refuses."""
+    if any(str(operand.ty.dtype.dtype) != "bool" for operand in call.args):
+        return None
+    name = op_name(call).removeprefix("relax.")
+    compare = topi.equal if name == "equal" else topi.not_equal
+    return builder.call_te(
+        lambda x, y: compare(topi.cast(x, "int8"), topi.cast(y, "int8")),
+        *call.args,
+        key=name,
+        primfunc_name_hint=name,
+    )
+
+
 RULES: dict[str, Rule] = {
     "relax.take": legalise_take,
+    **dict.fromkeys(("relax.equal", "relax.not_equal"), legalise_equality),
     "relax.concat": legalise_concat,
     **dict.fromkeys(CONVOLUTIONS, legalise_conv),
     **dict.fromkeys(TRANSPOSED, legalise_conv_transpose),

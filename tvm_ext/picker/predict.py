@@ -7,6 +7,7 @@ from tvm_ext.picker.attention import attention_estimate
 from tvm_ext.picker.chain import chain_estimate
 from tvm_ext.picker.gpu import predict_blocks
 from tvm_ext.picker.perf import Estimate, estimate, together
+from tvm_ext.picker.split import split_estimate
 from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.picker.strip import strip_estimate
 from tvm_ext.tile.attention import attention_stages
@@ -32,6 +33,8 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         return chain_estimate(graph, chain, plan, hw)
     if plan.rule == "attention" and (found := attention_stages(graph)):
         return attention_estimate(graph, found, plan, hw)
+    if plan.rule == "split":
+        return split_estimate(graph, plan, hw)
     if plan.rule == "rows":
         return row_by_row(graph, hw, plan)
     return streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)

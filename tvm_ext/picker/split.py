@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from math import prod
 
+import msgspec
+
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import lanes_for
 from tvm_ext.picker.anchor import widest_bytes
-from tvm_ext.picker.perf import Candidate
+from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.picker.stream import streaming
+from tvm_ext.picker.traffic import holding_gbps
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import split_axis
 from tvm_ext.tile.fuse import sums_columns
@@ -59,4 +62,14 @@ def split_plan(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate | 
         lanes=lanes,
         attach=tuple(Attach(place, "core") for place in range(len(graph.nodes)) if place != anchor),
     )
-    return Candidate(plan, streaming(graph, hw, lanes, hw.cores))
+    return Candidate(plan, split_estimate(graph, plan, hw))
+
+
+def split_estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
+    """Predicted time of a split plan: all is read once, then one core adds partial results up."""
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    whole = streaming(graph, hw, plan.lanes, hw.cores if plan.parallel else 1)
+    parts = prod(node.axes[axis].extent // core.extents[axis] for axis in node.reduce)
+    partial = parts * graph.tensors[node.write.tensor].size_bytes
+    after_us = partial / (holding_gbps(hw, partial, 1) * 1e3)
+    return msgspec.structs.replace(whole, latency_us=whole.latency_us + after_us)

@@ -283,15 +283,15 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
 
     Kernels share their outermost axis out where they can, and what a core has written the next
     kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
-    (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50).
+    (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
+    share out the columns of what is summed over its rows, or nothing of it.
     """
-    if plan.rule != "tile" or plan.also or not plan.parallel:
+    if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
-    if sums_columns(graph, node):  # over the rows that other kernels share out
-        long = long[:-1]
-    if [axis for axis in long if core.extents[axis] < node.axes[axis].extent] == long[:1]:
+    cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
+    if not sums_columns(graph, node) and (not plan.parallel or cut == long[:1]):
         return 0.0
     exchanged = min(graph.io_bytes - packed_bytes(graph, node), hw.own_cache_bytes * hw.cores)
     return handed_on_us(exchanged, hw.cores, hw)

@@ -53,13 +53,20 @@ def in_lanes(graph: TileGraph, node: TileNode) -> bool:
 
 
 def sums_columns(graph: TileGraph, node: TileNode) -> bool:
-    """Whether a stage reduces the columns of what it reads, of all rows, in lanes: no element goes
-    to several results, as of a product or a sliding window."""
+    """Whether a stage reduces the columns of what it reads, over all of its rows, in lanes: no
+    element goes to several results, as of a product or a sliding window."""
     axis = split_axis(node)
     if axis is None or has_reuse(node) or not in_lanes(graph, node):
         return False
-    dims = [dim for access in node.reads for dim in access.dims]
-    return not any(d is None or (d.uses(axis) and any(map(d.uses, node.space))) for d in dims)
+    rows = False
+    for access in node.reads:
+        if any(d is None or (d.uses(axis) and any(map(d.uses, node.space))) for d in access.dims):
+            return False
+        shape = graph.tensors[access.tensor].shape
+        long = (dim for dim, size in zip(access.dims, shape, strict=True) if size > 1)
+        first = next(long, None)
+        rows |= first is not None and first.uses(axis)
+    return rows
 
 
 def in_vectors(graph: TileGraph) -> bool:

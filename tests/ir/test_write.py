@@ -343,6 +343,16 @@ def test_a_plan_from_a_damaged_log_is_written_or_refused(
         assert is_scheduled(write(VICTIMS[name], plan))
 
 
+@pytest.mark.parametrize("stages", [(3,), (0, 0)])
+def test_a_stage_is_attached_once_and_to_another(stages: tuple[int, ...]) -> None:
+    """TVM ends the process where a loop is made one with itself."""
+    func = VICTIMS["softmax"]
+    attach = tuple(Attach(stage, "core") for stage in stages)
+    with pytest.raises(PlanError) as caught:
+        write(func, msgspec.structs.replace(best(func), attach=attach))
+    assert caught.value.reason == "attach"
+
+
 def test_a_plain_epilogue_takes_one_vector_at_a_time() -> None:
     """Accumulators read two at once LLVM keeps as one value twice as wide, which then spills."""
     func = conv_func(channels=32, out=64)

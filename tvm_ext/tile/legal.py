@@ -61,9 +61,12 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
     count = len(graph.nodes)
-    for stage in (plan.anchor, *(entry.stage for entry in plan.attach)):
+    attached = [plan.anchor, *(entry.stage for entry in plan.attach)]
+    for stage in attached:
         if not 0 <= stage < count:
             raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
+    if len(set(attached)) < len(attached):
+        raise PlanError("attach", f"plan: stages {attached[1:]} attached to stage {plan.anchor}")
     if plan.ahead and not can_ask_ahead(graph, plan):
         raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     node = graph.nodes[plan.anchor]

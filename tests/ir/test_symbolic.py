@@ -11,6 +11,8 @@ from fused_modules import HARDWARE
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tvm_ext.compute import maths
+from tvm_ext.compute.trigonometry import cos, sin
 from tvm_ext.errors import PlanError
 from tvm_ext.passes import graph_passes
 from tvm_ext.planner import make_task
@@ -71,6 +73,12 @@ def test_rows_are_cut_and_the_matrix_is_not() -> None:
     (cut,) = cuts(dense(N)) or ()
     assert cut.symbols == (N,)
     assert cut.dims == ((0, 1), None, (0, 1))
+
+
+@pytest.mark.parametrize("function", [sin, cos, maths.exp, maths.tanh])
+def test_functions_of_rows_are_cut(function: Callable[[Any], Any]) -> None:
+    """A sine has a constant that is no number, which does not equal itself."""
+    assert cuts(of_rows(lambda x, i, j: function(x[i, j])))
 
 
 def test_sentences_and_their_words_are_counted_as_one() -> None:

@@ -325,9 +325,10 @@ def _is_alike(two: Any, three: Any) -> bool:
     )
 
 
-def _numbers(expr: Any) -> list[float]:
-    """The constants in an expression, but for those that index tensors."""
-    return [number.value for number in _outside_loads(expr, (tirx.IntImm, tirx.FloatImm))]
+def _numbers(expr: Any) -> list[str]:
+    """The constants in an expression, but for those that index tensors; what is no number equals
+    itself here (sines of infinities)."""
+    return [repr(number.value) for number in _outside_loads(expr, (tirx.IntImm, tirx.FloatImm))]
 
 
 def _uses_outside(expr: Any, moving: set[Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from tvm_ext.tvm_api import (
 
 SMALL = 5
 """What no length that a model cuts to is larger than."""
+GROWN_BYTES = 1 << 29
+"""What constants may take that follow an open extent: for 982 images Swin's masks take 3 GB."""
 Shapes = Mapping[str, Sequence[int | str]]
 """By the name of an input, or of a symbolic dimension; a text is the name of an open extent."""
 Infos = tuple[TensorInfo, ...]
@@ -93,7 +96,10 @@ def read_open(model: Any, shapes: Shapes | None) -> Iterator[dict[int, Source]]:
     numbers that it takes: positions, say, are counted up to some length. Raises what it raises for
     the least ones, if it takes none."""
     taken = False
+    most = _most(model, shapes)
     for extents in EXTENTS:
+        if extents[1] > most and extents != EXTENTS[-1]:
+            continue
         try:
             larger = read_source(model, shapes, extents[1])  # which it is that fails, if one does
             sources = {extents[0]: read_source(model, shapes, extents[0]), extents[1]: larger}
@@ -103,6 +109,28 @@ def read_open(model: Any, shapes: Shapes | None) -> Iterator[dict[int, Source]]:
             continue
         taken = True
         yield sources
+
+
+def _most(model: Any, shapes: Shapes | None) -> float:
+    """The largest extent for which constants that follow it, masks of each image say, have room."""
+    number = EXTENTS[-1][0]
+    try:
+        before = _sizes(read_source(model, shapes, SMALL))
+        if sum(size for size, grows in before if grows) / SMALL * EXTENTS[0][1] <= GROWN_BYTES:
+            return inf
+        after = _sizes(read_source(model, shapes, number))
+    except ModelError:
+        return inf
+    grown = sum(size for size, _ in after) - sum(size for size, _ in before)
+    return GROWN_BYTES * (number - SMALL) / grown if grown > 0 else inf
+
+
+def _sizes(source: Source) -> list[tuple[int, bool]]:
+    """Bytes of each constant of a source, and whether it may have grown with the small extent."""
+    return [
+        (array.nbytes, any(not extent % SMALL for extent in array.shape))
+        for array in tables(source.mod)
+    ]
 
 
 def says_more(model: Any, shapes: Shapes | None, sources: Mapping[int, Source]) -> bool:

@@ -20,9 +20,9 @@ import onnx
 import torch
 import transformers as tf
 from export_command import traced, write_models
+from more_models import VOCABULARY, FirstOutput
 from torch import nn
 
-VOCABULARY = 1000
 Inputs = tuple[torch.Tensor, ...]
 Family = tuple[Callable[[], nn.Module], Inputs]
 
@@ -361,19 +361,6 @@ NETWORKS: dict[str, Family] = {
     ),
 }
 """How to build each model, and what it takes."""
-
-
-class FirstOutput(nn.Module):
-    """A model without what it returns beside its main result."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        """Its main result."""
-        made = self.model(*inputs)
-        return made if isinstance(made, torch.Tensor) else made[0]
 
 
 def export(name: str, seed: int) -> onnx.ModelProto:

@@ -152,7 +152,8 @@ class FirstOutput(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Its main result."""
-        return self.model(*inputs)[0]
+        made = self.model(*inputs)
+        return made if isinstance(made, torch.Tensor) else made[0]
 
 
 def export(name: str, seed: int) -> onnx.ModelProto:

@@ -112,7 +112,10 @@ def read_open(model: Any, shapes: Shapes | None) -> Iterator[dict[int, Source]]:
 
 
 def _most(model: Any, shapes: Shapes | None) -> float:
-    """The largest extent for which constants that follow it, masks of each image say, have room."""
+    """The largest extent for which constants that follow it, masks of each image say, have room.
+
+    What is read for it is let go: kept for `says_more`, its weights would lie beside two copies.
+    """
     number = EXTENTS[-1][0]
     try:
         before = _sizes(read_source(model, shapes, SMALL))

@@ -43,7 +43,8 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
 
     Worth it are stages with reuse; where there is none, and vectors lie across what is added up, so
     that no rule takes stages together row by row, all reductions are, if there are several (a
-    variance over columns: 1105 us with a plan for one of two, with one for each 43).
+    variance over columns: 1105 us with a plan for one of two, with one for each 43) and no rows
+    that several results share.
     """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
     if not anchors and least > 1 and not _by_rows(graph):

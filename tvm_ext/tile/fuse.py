@@ -9,6 +9,7 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import has_reuse, split_axis, vector_axis, vectorisable
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate
+from tvm_ext.tile.remember import remembered
 
 
 def epilogue_of(graph: TileGraph, anchor: int) -> int | None:
@@ -52,6 +53,7 @@ def in_lanes(graph: TileGraph, node: TileNode) -> bool:
     return across and vector_axis(node) == node.space[-1]
 
 
+@remembered
 def sums_columns(graph: TileGraph, node: TileNode) -> bool:
     """Whether a stage reduces the columns of what it reads, over all of its rows, in lanes: no
     element goes to several results, as of a product or a sliding window."""

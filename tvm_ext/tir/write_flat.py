@@ -36,7 +36,7 @@ def write_flat(prepared: Prepared, plan: TilePlan) -> None:
     body = schedule.fuse(*row) if len(row) > 1 else inner
     long = [axis for axis, own in enumerate(node.axes) if own.extent > 1]
     last = extents[long[-1]] if long else 1
-    if last % plan.lanes == 0 or long[-1:] in ([], [cut]):
+    if last % plan.lanes == 0 or not long or long[-1] == cut:
         lanes = interleaved(last, plan.lanes)
         vectorise_last(schedule, body, lanes, hint=is_affine(node))
     if plan.parallel:

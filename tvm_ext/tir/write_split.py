@@ -11,6 +11,8 @@ parallel p: for j/128, i/P: part[p, j:j+128] += f(x[...]);   s[j] += part[p, j]
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.fuse import in_lanes
 from tvm_ext.tile.legal import check_split
@@ -18,6 +20,7 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_rows import partial_reductions, vectorise_partial
 from tvm_ext.tir.write_tile import vectorise_last
+from tvm_ext.tvm_api import SBlockRV, Schedule
 
 VECTORS = (8, 7, 6, 5, 4, 3, 2, 1)
 """Vectors of results that are kept in registers, the first that divide them."""
@@ -34,9 +37,6 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     for other in prepared.blocks:
         if not schedule.get_loops(other):
             schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
-    if in_lanes(prepared.graph, node):
-        _write_across(prepared, plan, axis)
-        return
     partial = partial_reductions(prepared, plan.anchor, plan.lanes)
     block = partial[0] if partial else prepared.blocks[plan.anchor]
     loop = schedule.get_loops(block)[axis]
@@ -48,41 +48,47 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     own = schedule.rfactor(outer, 0)
     loops = schedule.get_loops(own)
     results = len(node.space)
-    schedule.reorder(loops[results], *loops[:results])
-    zeroed = [
-        vectorise_partial(prepared, stage, plan.lanes, moved=False)
-        for stage in ((own, *partial) if partial else ())
-    ]
+    if in_lanes(prepared.graph, node):
+        task = loops[axis]
+        inside = [loop for loop in loops if loop is not task]
+        zeroed = [
+            (own, _write_lanes(schedule, task, inside, results, plan.lanes)),
+            (block, _add_parts(schedule, block, plan.lanes)),
+        ]
+    else:
+        task = loops[results]
+        schedule.reorder(task, *loops[:results])
+        zeroed = [
+            vectorise_partial(prepared, stage, plan.lanes, moved=False)
+            for stage in ((own, *partial) if partial else ())
+        ]
     if plan.parallel:
         schedule.parallel(schedule.get_loops(own)[0])
     for stage, first in zeroed:
         schedule.decompose_reduction(stage, first)
 
 
-def _write_across(prepared: Prepared, plan: TilePlan, axis: int) -> None:
-    """Neighbouring results in vectors, several at a time in registers while a part goes by."""
-    schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
-    block, results = prepared.blocks[plan.anchor], len(node.space)
-    parts = node.axes[axis].extent // plan.at("core").extents[axis]
-    outer, _ = schedule.split(schedule.get_loops(block)[axis], [parts, None])
-    own = schedule.rfactor(outer, 0)
-    loops = schedule.get_loops(own)
-    space, steps = loops[:results], [*loops[results:axis], *loops[axis + 1 :]]
-    task, last = loops[axis], space[-1]
-    sizes = (plan.lanes * vectors for vectors in VECTORS)
-    width = next((size for size in sizes if node.extents[node.space[-1]] % size == 0), 0)
+def _write_lanes(schedule: Schedule, task: Any, inside: list[Any], results: int, lanes: int) -> Any:
+    """Neighbouring results in vectors, several at a time in registers while a part goes by. Returns
+    the loop before which they are zeroed."""
+    *outer, last = inside[:results]
+    steps = inside[results:]
+    extent = int(schedule.get(last).extent)
+    width = next((lanes * n for n in VECTORS if extent % (lanes * n) == 0), 0)
     if width:
-        tile, chunk, lane = schedule.split(last, [None, width // plan.lanes, plan.lanes])
-        schedule.reorder(task, *space[:-1], tile, *steps, chunk, lane)
+        tile, chunk, lane = schedule.split(last, [None, width // lanes, lanes])
+        schedule.reorder(task, *outer, tile, *steps, chunk, lane)
         schedule.unroll(chunk)
         schedule.vectorize(lane)
     else:
-        schedule.reorder(task, *space[:-1], *steps, last)
-        vectorise_last(schedule, last, plan.lanes)
-    if plan.parallel:
-        schedule.parallel(task)
-    schedule.decompose_reduction(own, steps[0])
-    *rest, part = schedule.get_loops(block)
-    schedule.reorder(part, *rest)
-    vectorise_last(schedule, rest[-1], plan.lanes)
-    schedule.decompose_reduction(block, part)
+        schedule.reorder(task, *outer, *steps, last)
+        vectorise_last(schedule, last, lanes)
+    return steps[0]
+
+
+def _add_parts(schedule: Schedule, block: SBlockRV, lanes: int) -> Any:
+    """The sum of the parts, by vectors of results. Returns the loop before which it is zeroed."""
+    *results, part = schedule.get_loops(block)
+    schedule.reorder(part, *results)
+    vectorise_last(schedule, results[-1], lanes)
+    return part

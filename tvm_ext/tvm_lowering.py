@@ -9,6 +9,7 @@ from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     element_bytes,
+    ir,
     structural_map,
     tirx,
     tvm,
@@ -29,10 +30,13 @@ LEFT_OUT = ("s_tir.RenormalizeSplitPattern", "tirx.RemoveNoOp")
 instruction: LLVM does the same sooner."""
 TIR_PIPELINE = "tvm_ext"
 """TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, with tasks of
-marked functions handed out, register tiles on the stack and arguments anywhere in memory."""
+marked functions handed out, register tiles on the stack and arguments anywhere in memory, with an
+offset or without."""
 KERNEL_PIPELINE = "tvm_ext_kernel"
 """The same for kernels whose arguments are known to fit: without the checks of each one's type,
 shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""
+DATA, BYTE_OFFSET = 1, 8
+"""Fields of a tensor that is an argument, as TVM numbers them (`TVMStructFieldKind`)."""
 LIMIT = "IndexError"
 """What an assertion raises that stays in such kernels: an extent that is not known until it runs
 may be too large."""
@@ -82,6 +86,24 @@ def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
 
 
+def _from_its_offset(call: Any) -> Any:
+    """An argument's data begins where its offset says; what asks for the offset is told 0."""
+    if str(getattr(call.op, "name", "")) != "tirx.tvm_struct_get":
+        return call
+    *argument, field = call.args
+    if int(field) == DATA:
+        offset = tirx.call_intrin("uint64", "tirx.tvm_struct_get", *argument, BYTE_OFFSET)
+        return tirx.handle_add_byte_offset(call, offset)
+    return tirx.const(0, call.ty.dtype) if int(field) == BYTE_OFFSET else call
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="AddOffsets")
+def add_offsets(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Tensors may begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels refuse
+    those that have an offset."""
+    return func.with_body(structural_map(func.body, [(ir.Call, _from_its_offset)], order="post"))
+
+
 def _tir_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
@@ -94,7 +116,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         return tvm.transform.Sequential(
-            [plain_indices, steal_tasks, place_buffers, finalize_host()]
+            [add_offsets, plain_indices, steal_tasks, place_buffers, finalize_host()]
         )
 
     return run, host, finalize_device

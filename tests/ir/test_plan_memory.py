@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.graph.plan_memory import ALIGNED, Life, PlanMemory, lifetimes, share, unit_bytes
+from tvm_ext.graph.plan_memory import (
+    ALIGNED,
+    Life,
+    PlanMemory,
+    lifetimes,
+    middle,
+    share,
+    unit_bytes,
+)
 from tvm_ext.tvm_api import IRModule, relax, te, tirx, tvm
 
 
@@ -40,6 +49,16 @@ def test_the_blocks_take_no_more_than_all_tensors_and_no_less_than_the_peak(
         assert sum(sizes) >= sum(s for s, first, last in tensors if first <= moment <= last)
 
 
+@given(lives())
+def test_tensors_lie_in_the_middle_of_their_blocks(tensors: list[Life]) -> None:
+    blocks, sizes = share(tensors)
+    for (size, _, _), block in zip(tensors, blocks, strict=True):
+        before = middle(size, sizes[block])
+        after = sizes[block] - size - before
+        assert before % ALIGNED == 0
+        assert 0 <= after - before < 2 * ALIGNED
+
+
 def chain(length: int, returned: int, rows: Any = 64) -> IRModule:
     """x + 1 + 1 ..., `length` times; the result of one step is returned beside the last one."""
     builder = relax.BlockBuilder()
@@ -70,6 +89,41 @@ def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
     assert script.count("R.memory.alloc_storage") == 2
     assert script.count("R.memory.alloc_tensor") == 4
     assert script.count("R.builtin.alloc_tensor") == 2
+
+
+def shrinking(rows: Any) -> IRModule:
+    """Four tensors, each of half as many columns as the one before."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, 1024), "float32"))
+
+    def halved(data: te.Tensor) -> te.Tensor:
+        shape = (data.shape[0], int(data.shape[1]) // 2)
+        return te.compute(shape, lambda i, j: data[i, j] + 1.0, name="halved")
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = x
+            for _ in range(5):
+                value = builder.emit_te(halved, value)
+            output = builder.emit_output(value)
+        builder.emit_func_output(output)
+    transform = relax.transform
+    return tvm.transform.Sequential(
+        [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
+    )(builder.finalize())
+
+
+def test_smaller_tensors_have_as_much_of_their_block_before_them_as_behind() -> None:
+    script = PlanMemory()(shrinking(rows=4)).script()
+    assert script.count("R.memory.alloc_storage") == 2
+    offsets = re.findall(r"alloc_tensor\(\w+, (?:R.prim_value\()?(\d+)", script)
+    assert [int(offset) for offset in offsets] == [0, 0, (8192 - 2048) // 2, (4096 - 1024) // 2]
+
+
+def test_the_place_in_a_block_grows_as_the_block_does() -> None:
+    script = PlanMemory()(shrinking(rows=tirx.Var("n", "int64"))).script()
+    assert "(storage, 768 * n," in script
+    assert "(storage1, 384 * n," in script
 
 
 def test_what_is_not_known_multiplies_blocks_for_one() -> None:

@@ -6,8 +6,16 @@
 
 TVM's planner takes tensors in the order of calls, and blocks of about their size. Here the largest
 come first, each into the smallest block that is free all its life: Pisarchyk and Lee, "Efficient
-memory management for deep neural net inference" (2020), greedy by size. A tensor begins where its
-block does: kernels refuse tensors with an offset.
+memory management for deep neural net inference" (2020), greedy by size.
+
+A tensor lies in the middle of its block:
+
+    block   |=======================|        Of all tensors the first half is written and read by
+    tensor  |    ===========        |        one half of the cores, the second by the other, so
+    tensor  |         ===           |        what they wrote last in a block lies in their caches.
+
+From the front of the block a smaller tensor would lie where the first cores alone have been; where
+cores do not share their last cache the others fetch each line from there before they overwrite it.
 
 Where extents are not known sizes are for 1 in their place, and blocks so many times as large as
 they turn out to be together: a tensor that grows with less of them has room to spare.
@@ -19,7 +27,7 @@ from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_ext.graph.memory_order import ALLOC, VIEWS
 from tvm_ext.graph.name_fields import name_fields
@@ -31,6 +39,13 @@ ALIGNED = 64
 """Sizes are whole cache lines."""
 Life = tuple[int, int, int]
 """Bytes, the first and the last moment."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: the block, and how many bytes of it come before."""
+
+    block: int
+    offset: int
 
 
 def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
@@ -49,6 +64,11 @@ def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
         blocks[one] = free[-1]  # they come ever smaller
         insort(tenants[blocks[one]], (first, last))
     return blocks, sizes
+
+
+def middle(size: int, block: int) -> int:
+    """Bytes of a block before a tensor of that size, whole cache lines."""
+    return (block - size) // 2 // ALIGNED * ALIGNED
 
 
 def _is_free(tenants: Sequence[tuple[int, int]], first: int, last: int) -> bool:
@@ -72,8 +92,11 @@ class PlanMemory:
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function) and (lives := lifetimes(function)):
                 blocks, sizes = share(list(lives.values()))
-                known = dict(zip(lives, blocks, strict=True))
-                planner.begin(known, sizes, input_symbols(function))
+                places = {
+                    var: Place(block, middle(lives[var][0], sizes[block]))
+                    for var, block in zip(lives, blocks, strict=True)
+                }
+                planner.begin(places, sizes, input_symbols(function))
                 planner.builder_.update_func(variable, planner.visit_expr(function))
         return planner.builder_.get()
 
@@ -143,9 +166,9 @@ def unit_bytes(ty: Any, symbols: Sequence[Any]) -> int:
 
 @relax.expr_functor.mutator
 class _Planner(relax.PyExprMutator):
-    def begin(self, blocks: dict[Any, int], sizes: Sequence[int], symbols: Sequence[Any]) -> None:
-        """The blocks of the next function, and which one each of its tensors lies in."""
-        self._blocks, self._sizes = blocks, sizes
+    def begin(self, places: dict[Any, Place], sizes: Sequence[int], symbols: Sequence[Any]) -> None:
+        """The blocks of the next function, and where in them its tensors lie."""
+        self._tensors, self._sizes = places, sizes
         self._times = prod(symbols, start=tirx.const(1, "int64"))
         self._storages: dict[int, Any] = {}
         self._places = {symbol: place for place, symbol in enumerate(symbols)}
@@ -153,10 +176,10 @@ class _Planner(relax.PyExprMutator):
         """Shapes that are worked out at run time, each once."""
 
     def visit_var_binding_(self, binding: Any) -> None:
-        block = self._blocks.get(binding.var)
-        if block is None:
+        if binding.var not in self._tensors:
             super().visit_var_binding_(binding)
             return
+        block, offset = self._tensors[binding.var]
         if block not in self._storages:
             size = relax.ShapeExpr([self._sizes[block] * self._times])
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
@@ -168,7 +191,8 @@ class _Planner(relax.PyExprMutator):
             if key not in self._shapes:
                 self._shapes[key] = self.builder_.emit(shape, "shape")
             shape = self._shapes[key]
-        tensor = relax.op.memory.alloc_tensor(self._storages[block], 0, shape, dtype)
+        begin = offset * self._times
+        tensor = relax.op.memory.alloc_tensor(self._storages[block], begin, shape, dtype)
         self.builder_.emit_normalized(
             relax.VarBinding(binding.var, self.builder_.normalize(tensor))
         )

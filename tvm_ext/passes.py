@@ -195,7 +195,7 @@ def _can_be_written(func: PrimFunc, plan: TilePlan) -> bool:
 
 def lowering_passes() -> list[Any]:
     """From call_tir to VM instructions: TVM's own passes (its CPU pipeline's last two phases), but
-    for the planning of memory."""
+    for the planning of memory, whose tensors only kernels take that `TIR_PIPELINE` lowers."""
     transform = relax.transform
     return [
         transform.ToNonDataflow(),

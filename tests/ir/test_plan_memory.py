@@ -118,6 +118,8 @@ def test_smaller_tensors_have_as_much_of_their_block_before_them_as_behind() -> 
     assert script.count("R.memory.alloc_storage") == 2
     offsets = re.findall(r"alloc_tensor\(\w+, (?:R.prim_value\()?(\d+)", script)
     assert [int(offset) for offset in offsets] == [0, 0, (8192 - 2048) // 2, (4096 - 1024) // 2]
+    plain = PlanMemory(offsets=False)(shrinking(rows=4)).script()
+    assert len(re.findall(r"alloc_tensor\(\w+, (?:R.prim_value\()?0\b", plain)) == 4
 
 
 def test_the_place_in_a_block_grows_as_the_block_does() -> None:

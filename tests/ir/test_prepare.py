@@ -16,7 +16,9 @@ from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach
-from tvm_ext.tvm_api import te, tirx, topi
+from tvm_ext.tir import prepare
+from tvm_ext.tir.prepare import MOST_LOADS
+from tvm_ext.tvm_api import TensorLoad, structural_walk, te, tirx, topi
 
 
 def relu(x: Any) -> Any:
@@ -88,6 +90,25 @@ def test_a_sigmoid_for_each_channel_is_not_computed_for_each_pixel() -> None:
     plain = te.compute(x.shape, lambda h, w, c: x[h, w, c] * moved[c], name="plain")
     (node,) = prepared_graph(te.create_prim_func([x, gate, b, plain])).nodes
     assert node.extents == (9, 7, 24)
+
+
+def test_what_is_read_twice_by_what_is_read_twice_does_not_grow_without_end() -> None:
+    """Thirty squares of squares would be a statement of 2 ** 30 loads."""
+
+    def squared(value: te.Tensor) -> te.Tensor:
+        return te.compute(value.shape, lambda i, j: value[i, j] * value[i, j], name="squared")
+
+    x = te.placeholder((8, 16), name="x")
+    value = x
+    for _ in range(30):
+        value = squared(value)
+    prepared = prepare(te.create_prim_func([x, value]))
+    assert prepared is not None
+    assert [node.flops_per_point for node in prepared.graph.nodes] == [MOST_LOADS - 1.0] * 5
+    body = prepared.schedule.mod["main"].body
+    found: list[Any] = []
+    structural_walk(body, (TensorLoad, found.append))
+    assert len(found) == 5 * MOST_LOADS
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:

@@ -83,7 +83,13 @@ def _is_free(tenants: Sequence[tuple[int, int]], first: int, last: int) -> bool:
 class PlanMemory:
     """Plans functions that run straight through; tensors that grow faster than what is not known,
     and those that leave the function or are given to anything but kernels, keep memory of their
-    own."""
+    own.
+
+    offsets  whether kernels take tensors that have one, as `TIR_PIPELINE` lowers them; TVM's own
+             pipelines do not, and every tensor then begins where its block does
+    """
+
+    offsets: bool = True
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module, after CallTIRRewrite, with tensors that share storage."""
@@ -93,7 +99,7 @@ class PlanMemory:
             if isinstance(function, relax.Function) and (lives := lifetimes(function)):
                 blocks, sizes = share(list(lives.values()))
                 places = {
-                    var: Place(block, middle(lives[var][0], sizes[block]))
+                    var: Place(block, middle(lives[var][0], sizes[block]) * self.offsets)
                     for var, block in zip(lives, blocks, strict=True)
                 }
                 planner.begin(places, sizes, input_symbols(function))

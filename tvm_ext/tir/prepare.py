@@ -8,10 +8,12 @@ stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from threading import Lock
+from typing import Any
 
 from msgspec import structs
 
@@ -19,7 +21,7 @@ from tvm_ext.tile.classify import has_reuse, overlaps
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tir.join_axes import join_axes
-from tvm_ext.tir.read import read_schedule
+from tvm_ext.tir.read import loads, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
 from tvm_ext.tir.symbolic import typical
 from tvm_ext.tvm_api import (
@@ -48,6 +50,8 @@ SPREAD = 4
 """Times an element is computed from which keeping it costs less, if it costs something."""
 COSTLY_FLOPS = 10
 """Operations of an element that cost more than reading it: those of a special function."""
+MOST_LOADS = 64
+"""Loads of a statement that nothing more is inlined into."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
 
@@ -118,6 +122,39 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 
 
+class _Lengths:
+    """Loads of each node's statement, as nodes are inlined: what is read twice by what is read
+    twice grows without end (the bins of a depth estimate: 343 nodes, of which one of four loads is
+    read 32 times)."""
+
+    def __init__(self, graph: TileGraph, bodies: list[Any]) -> None:
+        self._graph = graph
+        self._written = [getattr(body, "buffer", None) for body in bodies]
+        self._loads = [
+            Counter(load.source for load in loads(body.value)) if written is not None else Counter()
+            for body, written in zip(bodies, self._written, strict=True)
+        ]
+        self._lengths = [counts.total() for counts in self._loads]
+
+    def have_room(self, index: int) -> bool:
+        """Whether no statement would be too long with the node inlined."""
+        return all(after <= MOST_LOADS for after in self._after(index).values())
+
+    def add(self, index: int) -> None:
+        """The node has been inlined."""
+        for consumer, after in self._after(index).items():
+            self._lengths[consumer] = after
+
+    def _after(self, index: int) -> dict[int, int]:
+        """Loads of each consumer's statement with the node in it."""
+        written = self._written[index]
+        more = max(0, self._lengths[index] - 1)
+        return {
+            consumer: self._lengths[consumer] + self._loads[consumer][written] * more
+            for consumer in self._graph.consumers(index)
+        }
+
+
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     """The prepared function, its schedule the caller's own; None if it has no blocks this room
     understands. Extents that are not known are taken for typical ones."""
@@ -143,13 +180,15 @@ def _prepared(func: PrimFunc) -> Prepared | None:
         if graph is None:
             return None
     changed = False
+    length = _Lengths(graph, [schedule.get(block).body for block in blocks])
     for index, block in enumerate(blocks):
-        if _inlinable(graph, index):
+        if _inlinable(graph, index) and length.have_room(index):
             try:
                 schedule.compute_inline(block)
-                changed = True
             except ScheduleError:
                 continue
+            changed = True
+            length.add(index)
     if changed:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
-from tvm_ext.errors import LogError, ShapeError, TargetError
+from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -24,10 +24,10 @@ from tvm_ext.records import Database
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
-from tvm_ext.shield import shield
+from tvm_ext.shield import first_line, shield
 from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
-from tvm_ext.tvm_api import IRModule, Target, relax, tvm
+from tvm_ext.tvm_api import IRModule, Target, relax, tvm, tvm_version
 
 
 @contextmanager
@@ -60,6 +60,17 @@ def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
     return hardware
 
 
+def _all_lowered(mod: IRModule) -> IRModule:
+    """What a pass that was left out did not lower; a reshape is no kernel by now but a view."""
+    try:
+        return relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(mod)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"model: TVM {tvm_version()} cannot lower one of its operators: {first_line(error)}; "
+            "export the model without it"
+        ) from error
+
+
 def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
     """Imports a model and takes it down to unscheduled groups for a machine.
 
@@ -76,8 +87,7 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
                 continue
             with shield(f"pass {step.info.name} left out", left_out):
                 mod = step(mod)
-        # what a pass that was left out did not lower; a reshape is no kernel by now but a view
-        return relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(mod)
+        return _all_lowered(mod)
 
     name = open_extent(model, shapes)
     with Target(hardware.target):

@@ -26,6 +26,7 @@ from tvm_ext.measure.job import Failure
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
+from tvm_ext.tvm_api import IRModule, relax
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(1).standard_normal((1, 3, 18, 17), dtype="float32")
@@ -267,6 +268,24 @@ def test_a_function_that_tvm_refuses_in_every_form_is_the_models_error(
     monkeypatch.setattr(assembly, "compile_kernel", lambda *_, **__: refusal)
     with pytest.raises(ModelError, match="LLVM says no"):
         tvm_ext.compile(str(model))
+
+
+def test_an_operator_that_tvm_cannot_lower_is_the_models_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said in one line, without a traceback."""
+
+    by_rules = relax.transform.LegalizeOps
+
+    def refuse(mod: IRModule) -> IRModule:
+        raise TypeError("Check failed:\n  doubles by floats")
+
+    def legalize(rules: Any = None, skip_ops: Any = None) -> Any:
+        return refuse if skip_ops else by_rules(rules)
+
+    monkeypatch.setattr(relax.transform, "LegalizeOps", legalize)
+    with pytest.raises(ModelError, match="cannot lower one of its operators: Check failed"):
+        tvm_ext.compile(model)
 
 
 def test_tuning_fills_the_log_and_resumes(model: Path, log: Path) -> None:

@@ -78,3 +78,20 @@ def test_columns_to_an_image(
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     (found,) = tvm_ext.compile(model)(x)
     np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_grid_of_doubles_samples_as_one_of_floats() -> None:
+    """ONNX Runtime has no such kernel, and is given floats."""
+
+    def model(kind: int) -> onnx.ModelProto:
+        node = helper.make_node("GridSample", ["x", "grid"], ["y"], padding_mode="border")
+        grid = helper.make_tensor_value_info("grid", kind, (1, 5, 6, 2))
+        return make_model([node], [value("x", 1, 3, 8, 9), grid], ["y"])
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 3, 8, 9)).astype("float32")
+    grid = rng.uniform(-1.2, 1.2, (1, 5, 6, 2))
+    (found,) = tvm_ext.compile(model(onnx.TensorProto.DOUBLE))(x, grid)
+    floats = {"x": x, "grid": grid.astype("float32")}
+    (expected,) = run_plainly(model(onnx.TensorProto.FLOAT), floats)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ rewrite:
     LpNormalization(x)     =>   x / Sqrt(ReduceSum(x x)), or ReduceSum(Abs(x)); 0 where that is 0
     Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
+    GridSample(x, grid)    =>   GridSample(x, Cast(grid)), of a grid of doubles
 
 The first is half of Mish, with one exponential instead of two and a logarithm, for tanh(log(1 + e))
 = ((1 + e)² - 1) / ((1 + e)² + 1). Nothing cancels; from `FLAT` on it is 1 to the last digit, and e²
@@ -99,6 +100,21 @@ def _side_by_side(op: Any, x: Any, image: Any, block: Any, y: Any) -> Any:
     )
 
 
+def _grid_sample(op: Any, x: Any, grid: Any) -> Any:
+    return op.GridSample(x, grid, _outputs=["y"])
+
+
+def _by_doubles(_: Any, x: ir.Value, grid: ir.Value, **__: Any) -> bool:
+    return x.dtype == ir.DataType.FLOAT and grid.dtype == ir.DataType.DOUBLE
+
+
+def _by_floats(op: Any, x: ir.Value, grid: ir.Value, y: ir.Value) -> Any:
+    node = y.producer()
+    assert node is not None
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    return op.GridSample(x, op.Cast(grid, to=ir.DataType.FLOAT), **given)
+
+
 def _constant(op: Any, name: str, value: Any) -> ir.Value:
     constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
     return constant
@@ -108,4 +124,5 @@ rules = (
     RewriteRule(_tanh_of_softplus, _rational, _is_float, name="TanhOfSoftplus"),
     RewriteRule(_lp_normalization, _divided, _is_float, name="LpNormalization"),
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
+    RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
 )

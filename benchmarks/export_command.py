@@ -19,6 +19,7 @@ def traced(
     build: Callable[[], nn.Module],
     inputs: tuple[torch.Tensor, ...],
     symbolic: Mapping[str, Mapping[int, str]] | None = None,
+    opset: int = OPSET,
 ) -> onnx.ModelProto:
     """The network that `build` makes, in ONNX; `symbolic` names all inputs, and axes of them."""
     file = io.BytesIO()
@@ -28,12 +29,23 @@ def traced(
             build().eval(),
             inputs,
             file,
-            opset_version=OPSET,
+            opset_version=opset,
             dynamo=False,
             input_names=list(symbolic or ()) or None,
             dynamic_axes=symbolic,
         )
     return onnx.load_from_string(file.getvalue())
+
+
+def exported(build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
+    """The same by the newer exporter."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(build().eval(), inputs, dynamo=True, verbose=False)
+    proto: onnx.ModelProto = program.model_proto
+    for node in proto.graph.node:  # stack traces of the exporting machine
+        del node.metadata_props[:]
+    return proto
 
 
 def write_models(

@@ -95,3 +95,61 @@ def test_a_grid_of_doubles_samples_as_one_of_floats() -> None:
     floats = {"x": x, "grid": grid.astype("float32")}
     (expected,) = run_plainly(model(onnx.TensorProto.FLOAT), floats)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def powers_over_their_sum(top: list[int], total: list[int], opset: int = 17) -> onnx.ModelProto:
+    """Softmax in primitives, over axes of x [3, 5, 7]; from 18 on the maximum's are an input."""
+    axes = {"top": np.array(top, "int64"), "total": np.array(total, "int64")}
+    maximum = (
+        helper.make_node("ReduceMax", ["x", "top"], ["m"])
+        if opset >= 18
+        else helper.make_node("ReduceMax", ["x"], ["m"], axes=top)
+    )
+    nodes = [
+        maximum,
+        helper.make_node("Sub", ["x", "m"], ["d"]),
+        helper.make_node("Exp", ["d"], ["e"]),
+        helper.make_node("ReduceSum", ["e", "total"], ["s"]),
+        helper.make_node("Div", ["e", "s"], ["y"]),
+    ]
+    return make_model(nodes, [value("x", 3, 5, 7)], ["y"], axes, opset=opset)
+
+
+@pytest.mark.parametrize(
+    ("top", "total", "opset"), [([2], [-1], 17), ([1], [1], 17), ([-3], [0], 18), ([-1], [2], 18)]
+)
+def test_softmax_in_primitives(top: list[int], total: list[int], opset: int) -> None:
+    model = powers_over_their_sum(top, total, opset)
+    left = operators(simplified(model))
+    assert "Softmax" in left
+    assert not left.keys() & {"Exp", "ReduceMax", "ReduceSum", "Div"}
+    x = 100 * np.random.default_rng(0).standard_normal((3, 5, 7)).astype("float32")
+    x[0, 1:3, 2:5] = -np.inf
+    (found,) = tvm_ext.compile(model)(x)
+    np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize(("top", "total"), [([2], [1]), ([1, 2], [1, 2])])
+def test_what_is_no_softmax(top: list[int], total: list[int]) -> None:
+    assert "Softmax" not in operators(simplified(powers_over_their_sum(top, total)))
+
+
+def test_attention_is_found_by_a_softmax_in_primitives() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["scores"]),
+        helper.make_node("ReduceMax", ["scores"], ["m"], axes=[3]),
+        helper.make_node("Sub", ["scores", "m"], ["d"]),
+        helper.make_node("Exp", ["d"], ["e"]),
+        helper.make_node("ReduceSum", ["e", "last"], ["s"]),
+        helper.make_node("Div", ["e", "s"], ["p"]),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    taken = [value("q", 1, 4, 33, 16), value("k", 1, 4, 16, 33), value("v", 1, 4, 33, 16)]
+    model = make_model(nodes, taken, ["y"], {"last": np.array([3], "int64")})
+    compiled = tvm_ext.compile(model)
+    assert "attention" in {group.plan.rule for group in compiled.manifest.groups if group.plan}
+    rng = np.random.default_rng(0)
+    given = {i.name: rng.standard_normal(i.shape).astype("float32") for i in compiled.inputs}
+    np.testing.assert_allclose(
+        compiled(given)[0], run_plainly(model, given)[0], rtol=1e-4, atol=1e-5
+    )

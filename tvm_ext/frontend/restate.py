@@ -6,6 +6,7 @@ rewrite:
     Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
     GridSample(x, grid)    =>   GridSample(x, Cast(grid)), of a grid of doubles
+    e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
 
 The first is half of Mish, with one exponential instead of two and a logarithm, for tanh(log(1 + e))
 = ((1 + e)² - 1) / ((1 + e)² + 1). Nothing cancels; from `FLAT` on it is 1 to the last digit, and e²
@@ -115,6 +116,38 @@ def _by_floats(op: Any, x: ir.Value, grid: ir.Value, y: ir.Value) -> Any:
     return op.GridSample(x, op.Cast(grid, to=ir.DataType.FLOAT), **given)
 
 
+def _softmax(op: Any, x: Any) -> Any:
+    top = op.ReduceMax(x, _allow_other_inputs=True, _outputs=["top"])
+    power = op.Exp(op.Sub(x, top))
+    return op.Div(power, op.ReduceSum(power, _allow_other_inputs=True, _outputs=["total"]))
+
+
+def _along_one_axis(_: Any, x: ir.Value, top: ir.Value, total: ir.Value, **__: Any) -> bool:
+    axis = _axis(top)
+    return x.dtype == ir.DataType.FLOAT and axis is not None and axis == _axis(total)
+
+
+def _as_softmax(op: Any, x: ir.Value, top: ir.Value, **_: Any) -> Any:
+    return op.Softmax(x, axis=_axis(top))
+
+
+def _axis(reduced: ir.Value) -> int | None:
+    """The only axis of a reduction that keeps it, if `Softmax` of the model's operator set means
+    that one: until 13 it took all from an axis on for one."""
+    node = reduced.producer()
+    assert node is not None
+    axes = list(node.attributes.get_ints("axes", []))
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        given = node.inputs[1].const_value
+        axes = [] if given is None else [int(axis) for axis in given.numpy().reshape(-1)]
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    if len(axes) != 1 or not node.attributes.get_int("keepdims", 1) or shape is None:
+        return None
+    axis = axes[0] % len(shape)
+    opset = node.graph.opset_imports.get("", 0) if node.graph is not None else 0
+    return axis if opset >= 13 or axis == len(shape) - 1 else None
+
+
 def _constant(op: Any, name: str, value: Any) -> ir.Value:
     constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
     return constant
@@ -124,5 +157,6 @@ rules = (
     RewriteRule(_tanh_of_softplus, _rational, _is_float, name="TanhOfSoftplus"),
     RewriteRule(_lp_normalization, _divided, _is_float, name="LpNormalization"),
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
+    RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
 )

@@ -180,15 +180,15 @@ def _prepared(func: PrimFunc) -> Prepared | None:
         if graph is None:
             return None
     changed = False
-    length = _Lengths(graph, [schedule.get(block).body for block in blocks])
+    lengths = _Lengths(graph, [schedule.get(block).body for block in blocks])
     for index, block in enumerate(blocks):
-        if _inlinable(graph, index) and length.have_room(index):
+        if _inlinable(graph, index) and lengths.have_room(index):
             try:
                 schedule.compute_inline(block)
             except ScheduleError:
                 continue
             changed = True
-            length.add(index)
+            lengths.add(index)
     if changed:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))

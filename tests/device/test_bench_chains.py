@@ -23,6 +23,8 @@ from tvm_ext.tvm_api import tvm
 pytest.importorskip("onnxruntime")
 MODELS = {name: chain(name, 48, 96) for name in CHAINS} | {"attention": attention(20)}
 FUSIONS = (), *FORMS.values()
+FOUND = {"softmax"}
+"""Read as one operator, which no pass has to put together (`frontend/restate.py`)."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -37,7 +39,8 @@ def test_chains_without_each_fusion(name: str) -> None:
         (y,) = compiled(inputs)
         np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert kernels == sorted(kernels)
-    assert kernels[0] == 1 < kernels[-1]
+    assert kernels[0] == 1
+    assert (kernels[-1] == 1) == (name in FOUND)
 
 
 def test_kernels_are_counted() -> None:

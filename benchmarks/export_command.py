@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -37,11 +38,13 @@ def traced(
     return onnx.load_from_string(file.getvalue())
 
 
-def exported(build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
-    """The same by the newer exporter."""
+def exported(
+    build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], **options: Any
+) -> onnx.ModelProto:
+    """The same by the newer exporter, with options of `torch.onnx.export`."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(build().eval(), inputs, dynamo=True, verbose=False)
+        program = torch.onnx.export(build().eval(), inputs, dynamo=True, verbose=False, **options)
     proto: onnx.ModelProto = program.model_proto
     for node in proto.graph.node:  # stack traces of the exporting machine
         del node.metadata_props[:]

@@ -60,15 +60,18 @@ SEEING: dict[str, Any] = {
 IMAGE: dict[str, Any] = {**SEEING, "image_size": 224}
 HEARING: dict[str, Any] = {**SEEING, "num_hidden_layers": 2}
 FRAMES: dict[str, Any] = {**IMAGE, "num_frames": 4}
+UNTRAINED: dict[str, Any] = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+}
 DETECTOR: dict[str, Any] = {
     **BOTH,
+    **UNTRAINED,
     "d_model": 128,
     "encoder_ffn_dim": 512,
     "decoder_ffn_dim": 512,
     "num_queries": 50,
-    "use_timm_backbone": False,
-    "use_pretrained_backbone": False,
-    "backbone": None,
 }
 
 

@@ -28,6 +28,7 @@ import onnx
 import onnxruntime
 import torch
 import transformers as tf
+from export_command import exported
 from peers import random_inputs
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -196,20 +197,14 @@ def export(name: str, *, dynamic: str, seed: int) -> onnx.ModelProto:
         for shape in network.inputs.values()
     )
     axes = tuple({DYNAMIC[dynamic]: torch.export.Dim(dynamic)} for _ in examples if dynamic)
-    program = torch.onnx.export(
-        _Positional(model, network).eval(),
+    return exported(
+        lambda: _Positional(model, network),
         examples,
         input_names=list(network.inputs),
         output_names=list(network.outputs),
         opset_version=OPSET,
-        dynamo=True,
         dynamic_shapes=(axes,) if dynamic else None,
-        verbose=False,
     )
-    proto = program.model_proto
-    for node in proto.graph.node:  # stack traces of the exporting machine
-        del node.metadata_props[:]
-    return proto
 
 
 def randomised_light(name: str, seed: int) -> onnx.ModelProto:

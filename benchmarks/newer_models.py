@@ -22,7 +22,18 @@ import onnx
 import torch
 import transformers as tf
 from export_command import exported, traced, write_models
-from family_models import DECODER, ENCODER, SEEING, Inputs, as_, image, of, words
+from family_models import (
+    DECODER,
+    ENCODER,
+    OLDER,
+    SEEING,
+    UNTRAINED,
+    Inputs,
+    as_,
+    image,
+    of,
+    words,
+)
 from more_models import VOCABULARY
 from torch import nn
 
@@ -32,14 +43,12 @@ OPSET = 17
 """Of the tracing exporter: the first with grid sampling is 16."""
 LAST = ("last_hidden_state",)
 FOUND = ("logits", "pred_boxes")
-OLDER: dict[str, Any] = {"n_layer": 2, "vocab_size": VOCABULARY, "use_cache": False}
 HEADS: dict[str, Any] = {
     "d_model": 128,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 256,
     "decoder_ffn_dim": 256,
-    "encoder_layers": 2,
     "decoder_layers": 2,
 }
 LEVELS: dict[str, Any] = {
@@ -52,7 +61,6 @@ LEVELS: dict[str, Any] = {
     "anchor_image_size": [256, 256],
     "eval_size": None,
 }
-del LEVELS["encoder_layers"]
 RESNET: dict[str, Any] = {
     "embedding_size": 64,
     "hidden_sizes": [64, 128, 256, 512],
@@ -86,11 +94,10 @@ def _detector(family: str, *stages: str, **options: Any) -> Callable[[], nn.Modu
     return lambda: as_(
         f"{family}ForObjectDetection",
         family,
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone=None,
         backbone_config=tf.ResNetConfig(**RESNET, out_features=list(stages)),
         num_queries=100,
+        encoder_layers=2,
+        **UNTRAINED,
         **HEADS,
         **options,
     )()
@@ -163,7 +170,7 @@ def _clipseg() -> nn.Module:
 
 
 TRACED: dict[str, Network] = {
-    "bloom": (of("Bloom", **OLDER, hidden_size=256, n_head=4), words(), LAST),
+    "bloom": (of("Bloom", **OLDER, hidden_size=256, use_cache=False), words(), LAST),
     "clipseg": (_clipseg, (*words(16), *image(224)), ("logits",)),
     "d_fine": (_d_fine, image(256), FOUND),
     "dab_detr": (_detector("DabDetr", "stage4", hidden_size=128), image(256), FOUND),
@@ -241,7 +248,7 @@ EXPORTED: dict[str, Network] = {
     ),
     "dinov3": (of("DINOv3ViT", **SEEING, image_size=224), image(224), LAST),
     "falcon": (of("Falcon", **DECODER), words(), LAST),
-    "gptj": (of("GPTJ", **OLDER, n_embd=256, n_head=4, rotary_dim=32), words(), LAST),
+    "gptj": (of("GPTJ", **OLDER, n_embd=256, rotary_dim=32, use_cache=False), words(), LAST),
     "lilt": (of("Lilt", **{**SEEING, "vocab_size": VOCABULARY}), page(), LAST),
     "mamba2": (
         of(

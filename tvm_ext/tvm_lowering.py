@@ -68,24 +68,6 @@ def _anywhere(attribute: Any) -> Any:
     return tirx.AttrStmt(attribute.node, attribute.attr_key, 1, attribute.body, attribute.span)
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="PlaceBuffers")
-def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Register tiles stay on the stack, where LLVM turns them into registers; arguments may lie
-    anywhere."""
-    kinds = [(tirx.AllocBuffer, _on_stack), (tirx.AttrStmt, _anywhere)]
-    return func.with_body(structural_map(func.body, kinds, order="post"))
-
-
-def _unchecked(check: Any) -> Any:
-    return check if str(check.error_kind.value) == LIMIT else tirx.Evaluate(0)
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="SkipChecks")
-def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Arguments are taken as they come."""
-    return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
-
-
 def _from_its_offset(call: Any) -> Any:
     """An argument's data begins where its offset says; what asks for the offset is told 0."""
     if str(getattr(call.op, "name", "")) != "tirx.tvm_struct_get":
@@ -97,11 +79,27 @@ def _from_its_offset(call: Any) -> Any:
     return tirx.const(0, call.ty.dtype) if int(field) == BYTE_OFFSET else call
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="AddOffsets")
-def add_offsets(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Tensors may begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels refuse
-    those that have an offset."""
-    return func.with_body(structural_map(func.body, [(ir.Call, _from_its_offset)], order="post"))
+@tirx.transform.prim_func_pass(opt_level=0, name="PlaceBuffers")
+def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Register tiles stay on the stack, where LLVM turns them into registers; arguments may lie
+    anywhere, and begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels refuse
+    tensors with an offset."""
+    kinds = [
+        (tirx.AllocBuffer, _on_stack),
+        (tirx.AttrStmt, _anywhere),
+        (ir.Call, _from_its_offset),
+    ]
+    return func.with_body(structural_map(func.body, kinds, order="post"))
+
+
+def _unchecked(check: Any) -> Any:
+    return check if str(check.error_kind.value) == LIMIT else tirx.Evaluate(0)
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="SkipChecks")
+def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Arguments are taken as they come."""
+    return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
 
 
 def _tir_pipeline() -> tuple[Any, Any, Any]:
@@ -116,7 +114,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         return tvm.transform.Sequential(
-            [add_offsets, plain_indices, steal_tasks, place_buffers, finalize_host()]
+            [plain_indices, steal_tasks, place_buffers, finalize_host()]
         )
 
     return run, host, finalize_device

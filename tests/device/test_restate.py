@@ -97,6 +97,17 @@ def test_a_grid_of_doubles_samples_as_one_of_floats() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def softmax_in_primitives(x: str, y: str, maximum: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """y of x and its maximum m; the sum is taken over `total`."""
+    return [
+        maximum,
+        helper.make_node("Sub", [x, "m"], ["d"]),
+        helper.make_node("Exp", ["d"], ["e"]),
+        helper.make_node("ReduceSum", ["e", "total"], ["s"]),
+        helper.make_node("Div", ["e", "s"], [y]),
+    ]
+
+
 def powers_over_their_sum(top: list[int], total: list[int], opset: int = 17) -> onnx.ModelProto:
     """Softmax in primitives, over axes of x [3, 5, 7]; from 18 on the maximum's are an input."""
     axes = {"top": np.array(top, "int64"), "total": np.array(total, "int64")}
@@ -105,13 +116,7 @@ def powers_over_their_sum(top: list[int], total: list[int], opset: int = 17) -> 
         if opset >= 18
         else helper.make_node("ReduceMax", ["x"], ["m"], axes=top)
     )
-    nodes = [
-        maximum,
-        helper.make_node("Sub", ["x", "m"], ["d"]),
-        helper.make_node("Exp", ["d"], ["e"]),
-        helper.make_node("ReduceSum", ["e", "total"], ["s"]),
-        helper.make_node("Div", ["e", "s"], ["y"]),
-    ]
+    nodes = softmax_in_primitives("x", "y", maximum)
     return make_model(nodes, [value("x", 3, 5, 7)], ["y"], axes, opset=opset)
 
 
@@ -135,17 +140,14 @@ def test_what_is_no_softmax(top: list[int], total: list[int]) -> None:
 
 
 def test_attention_is_found_by_a_softmax_in_primitives() -> None:
+    maximum = helper.make_node("ReduceMax", ["scores"], ["m"], axes=[3])
     nodes = [
         helper.make_node("MatMul", ["q", "k"], ["scores"]),
-        helper.make_node("ReduceMax", ["scores"], ["m"], axes=[3]),
-        helper.make_node("Sub", ["scores", "m"], ["d"]),
-        helper.make_node("Exp", ["d"], ["e"]),
-        helper.make_node("ReduceSum", ["e", "last"], ["s"]),
-        helper.make_node("Div", ["e", "s"], ["p"]),
+        *softmax_in_primitives("scores", "p", maximum),
         helper.make_node("MatMul", ["p", "v"], ["y"]),
     ]
     taken = [value("q", 1, 4, 33, 16), value("k", 1, 4, 16, 33), value("v", 1, 4, 33, 16)]
-    model = make_model(nodes, taken, ["y"], {"last": np.array([3], "int64")})
+    model = make_model(nodes, taken, ["y"], {"total": np.array([3], "int64")})
     compiled = tvm_ext.compile(model)
     assert "attention" in {group.plan.rule for group in compiled.manifest.groups if group.plan}
     rng = np.random.default_rng(0)

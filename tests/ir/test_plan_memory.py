@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -59,25 +60,31 @@ def test_tensors_lie_in_the_middle_of_their_blocks(tensors: list[Life]) -> None:
         assert 0 <= after - before < 2 * ALIGNED
 
 
-def chain(length: int, returned: int, rows: Any = 64) -> IRModule:
-    """x + 1 + 1 ..., `length` times; the result of one step is returned beside the last one."""
+def steps(step: Callable[[te.Tensor], te.Tensor], count: int, x: Any, *returned: int) -> IRModule:
+    """`step` after `step`, beginning with x; the results of some are returned beside the last."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((rows, 16), "float32"))
-
-    def plus_one(data: te.Tensor) -> te.Tensor:
-        return te.compute(data.shape, lambda i, j: data[i, j] + 1.0, name="plus")
-
     with builder.function("main", [x]):
         with builder.dataflow():
             values = [x]
-            for _ in range(length):
-                values.append(builder.emit_te(plus_one, values[-1]))
-            outputs = builder.emit_output(relax.Tuple([values[-1], values[returned]]))
-        builder.emit_func_output(outputs)
+            for _ in range(count):
+                values.append(builder.emit_te(step, values[-1]))
+            outputs = relax.Tuple([values[-1], *(values[place] for place in returned)])
+            output = builder.emit_output(outputs)
+        builder.emit_func_output(output)
     transform = relax.transform
     return tvm.transform.Sequential(
         [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
     )(builder.finalize())
+
+
+def chain(length: int, returned: int, rows: Any = 64) -> IRModule:
+    """x + 1 + 1 ..., `length` times; the result of one step is returned beside the last one."""
+
+    def plus_one(data: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda i, j: data[i, j] + 1.0, name="plus")
+
+    x = relax.Var("x", relax.TensorType((rows, 16), "float32"))
+    return steps(plus_one, length, x, returned)
 
 
 def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
@@ -92,25 +99,13 @@ def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
 
 
 def shrinking(rows: Any) -> IRModule:
-    """Four tensors, each of half as many columns as the one before."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((rows, 1024), "float32"))
+    """Four tensors, each of half as many columns as the one before, and a result."""
 
     def halved(data: te.Tensor) -> te.Tensor:
         shape = (data.shape[0], int(data.shape[1]) // 2)
         return te.compute(shape, lambda i, j: data[i, j] + 1.0, name="halved")
 
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            value = x
-            for _ in range(5):
-                value = builder.emit_te(halved, value)
-            output = builder.emit_output(value)
-        builder.emit_func_output(output)
-    transform = relax.transform
-    return tvm.transform.Sequential(
-        [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
-    )(builder.finalize())
+    return steps(halved, 5, relax.Var("x", relax.TensorType((rows, 1024), "float32")))
 
 
 def test_smaller_tensors_have_as_much_of_their_block_before_them_as_behind() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+X = np.random.default_rng(1).standard_normal((1, 3, 18, 17), dtype="float32")
+BOUND = 1e-4
 
 
 def tiny_model(seed: int = 0) -> onnx.ModelProto:
@@ -48,3 +53,26 @@ def tiny_model(seed: int = 0) -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def saved(folder: Path) -> Path:
+    """The model in a file."""
+    path = folder / "tiny.onnx"
+    onnx.save(tiny_model(), str(path))
+    return path
+
+
+def reference(model: Path) -> list[np.ndarray]:
+    """What ONNX Runtime makes of `X`, nothing optimised."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(model), options).run(None, {"x": X})
+
+
+def assert_close(outputs: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    """Every output within `BOUND` of its largest element."""
+    for y, e in zip(outputs, expected, strict=True):
+        assert y.shape == e.shape
+        assert np.abs(y - e).max() <= BOUND * np.abs(e).max()

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
+from guard_pages import between_pages
 from msgspec.structs import replace
 from this_host import skip_unless_it_runs
 
@@ -36,6 +38,7 @@ SHAPES = {
     "no padding": (1, 11, 10, 16, 48, (0, 0), (0, 0)),
     "uneven padding": (1, 9, 12, 16, 16, (0, 2), (1, 0)),
     "batch": (3, 8, 8, 16, 32, (1, 1), (1, 1)),
+    "batch without padding": (4, 10, 10, 16, 32, (0, 0), (0, 0)),
     "narrow input": (1, 12, 12, 4, 64, (1, 1), (1, 1)),
     "odd vectors": (1, 12, 9, 20, 80, (1, 1), (1, 1)),
     "many channels": (1, 6, 6, 512, 16, (1, 1), (1, 1)),
@@ -129,6 +132,30 @@ def test_narrower_vectors(machine: str, m: int) -> None:
         built.main(*(tvm.runtime.tensor(a) for a in (x, packed, b)), out)
         error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
         assert error < BOUNDS[m], plan
+
+
+def test_a_transform_reads_nothing_outside_for_the_rows_of_others() -> None:
+    """Its rows are chosen by their place: TVM's simplifier takes that to hold where it does not, and
+    an image's number was then read off the task's, four images too far."""
+    x, w, b, expected = arrays("batch without padding")
+    cores, register = Tile((1, 6, 2, 2, 2, 16)), Tile((1, 1, 1, 1, 1, 16))
+    plan = TilePlan(
+        rule="tile",
+        anchor=1,
+        tiles=(LevelTile("core", cores), LevelTile("register", register)),
+        order=(0, 1, 2, 3, 4, 5),
+        parallel=3,
+        lanes=16,
+        attach=(Attach(0, "core"),),
+    )
+    func = write(program("batch without padding", 4), plan)
+    built = build(func, Target(resolve("cpu/host").target))
+    assert isinstance(built, Built), built
+    out = tvm.runtime.empty(expected.shape, "float32")
+    inside = tvm_ffi.from_dlpack(between_pages(x, at_end=True))
+    built.main(inside, *map(tvm.runtime.tensor, (transform_weight(w, LANES, 4), b)), out)
+    error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
+    assert error < BOUNDS[4]
 
 
 def test_the_chain_is_read_from_its_structure() -> None:

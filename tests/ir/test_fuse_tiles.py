@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+import numpy as np
 import pytest
 from chain_modules import Chain
 from fused_modules import HARDWARE, kernels
@@ -105,6 +106,22 @@ def test_a_window_ends_the_region() -> None:
             z = builder.emit_output(op.nn.conv2d(y, window, padding=(1, 1, 1, 1)))
         builder.emit_func_output(z)
     mod = lowered(builder.finalize())
+    assert fused(mod, by_count) == kernels(mod)
+
+
+def test_a_transformed_convolution_stays_one_chain() -> None:
+    """As pieces of a strip its stages would go through memory, and every element of a reference
+    would ask for all of the convolution before it."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8, 256, 14, 14), "float32"))
+    weight = relax.const(np.ones((256, 256, 3, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.conv2d(x, weight, padding=(1, 1, 1, 1)))
+            z = builder.emit_output(op.nn.conv2d(y, weight, padding=(1, 1, 1, 1)))
+        builder.emit_func_output(z)
+    mod = lowered(builder.finalize())
+    assert len([name for name in kernels(mod) if "winograd" in name]) == 2
     assert fused(mod, by_count) == kernels(mod)
 
 

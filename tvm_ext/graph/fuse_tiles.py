@@ -21,6 +21,7 @@ from tvm_ext.graph.concat_in_place import CONCAT_AXIS
 from tvm_ext.graph.grower import Grower
 from tvm_ext.graph.merger import Explain, Predict
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
+from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tile.strip import row_axes
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
@@ -92,14 +93,16 @@ class _Fuser(Grower):
         """Why a kernel can be no part of a region; empty if it can."""
         name = str(call.kernel.name_hint)
         if name not in self._fit:
-            func = self.mod[call.kernel]
-            self._fit[name] = (
-                "has a plan of its own"
-                if is_settled(func)
-                else "becomes parts written in place"
-                if func.attrs and CONCAT_AXIS in func.attrs
-                else ""
-                if (prepared := prepare(func)) and row_axes(prepared.graph)
-                else "has no rows that all stages share"
-            )
+            self._fit[name] = self._why_unfit(self.mod[call.kernel])
         return self._fit[name]
+
+    @staticmethod
+    def _why_unfit(func: PrimFunc) -> str:
+        if is_settled(func):
+            return "has a plan of its own"
+        if func.attrs and CONCAT_AXIS in func.attrs:
+            return "becomes parts written in place"
+        prepared = prepare(func)
+        if prepared is None or not row_axes(prepared.graph):
+            return "has no rows that all stages share"
+        return "computes image tiles by themselves" if transform_chain(prepared.graph) else ""

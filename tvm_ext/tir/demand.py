@@ -210,9 +210,7 @@ class Run:
             self._memos[source.number] = _Memo(stage)
         memo = self._memos[source.number]
         flat = np.clip(flat, 0, memo.known.size - 1)
-        asked = np.zeros_like(memo.known)
-        asked[flat] = True
-        new = np.flatnonzero(asked & ~memo.known)
+        new = np.unique(flat[~memo.known[flat]])
         if new.size:
             for c, value in enumerate(self.compute(source.number, new)):
                 spread = value.spread()

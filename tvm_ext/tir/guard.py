@@ -1,4 +1,4 @@
-"""Padding read in place: a load that stays inside its tensor, and the padding chosen after it.
+"""Loads that stay inside their tensors: padding read in place, values chosen by their place.
 
     if 1 <= h + k < 57 and 1 <= w + l < 57: x[n, h + k - 1, w + l - 1, c]   else 0
         →
@@ -6,13 +6,21 @@
 
 A conditional load is a branch around every vector. A load that is always legal is a masked one, its
 mask known at compile time where the index is, and otherwise the same for a whole vector.
+
+    y[a, c] = select(a == 0, x[0, c] - x[2, c], x[1, c] + x[2, c])
+        →
+    y[a, c] = if a == 0: x[0, c] - x[2, c]   else x[1, c] + x[2, c]
+
+Both values of a `Select` are computed, but TVM simplifies the first as if its condition held: where
+`a` is `f // 2 + k`, an index `f % 2` becomes `f`, far outside when `a` is not 0. Most places are
+unrolled, and neither remains.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tir.read import linear, terms
+from tvm_ext.tir.read import linear, loads, terms
 from tvm_ext.tvm_api import (
     Call,
     PrimFunc,
@@ -29,6 +37,29 @@ _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 def with_guards(func: PrimFunc) -> PrimFunc:
     """The function with every conditional load of padding made a guarded one."""
     return func.with_body(structural_map(func.body, [(Call, guarded)], order="post"))
+
+
+def with_choices(func: PrimFunc) -> PrimFunc:
+    """The function with no value computed where a place says that it is not chosen."""
+    stores = [(tirx.BufferStore, _chosen_first)]
+    return func.with_body(structural_map(func.body, stores, order="post"))
+
+
+def _chosen_first(store: Any) -> Any:
+    """The statement with a branch for every choice by a place that is the same for a whole vector;
+    others compute both values, and nothing is taken for granted in either."""
+    along = variables(store.indices[-1])
+
+    def choice(select: Any) -> Any:
+        condition = select.condition
+        if not isinstance(condition, tirx.EQ) or loads(condition) or not loads(select.true_value):
+            return select
+        if any(variable.same_as(other) for variable in variables(condition) for other in along):
+            return tirx.Select(opaque(condition), select.true_value, select.false_value)
+        return tirx.if_then_else(condition, select.true_value, select.false_value)
+
+    value = structural_map(store.value, [(tirx.Select, choice)], order="post")
+    return tirx.BufferStore(store.buffer, value, store.indices)
 
 
 def guarded(call: Any) -> Any:

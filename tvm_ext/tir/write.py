@@ -10,7 +10,7 @@ from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.ahead import with_ahead, with_results_ahead
 from tvm_ext.tir.cut_vectors import with_cut_vectors
-from tvm_ext.tir.guard import with_guards
+from tvm_ext.tir.guard import with_choices, with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
@@ -65,7 +65,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     """
     prepared = schedule(func, plan)
     parts = plan.parts()
-    scheduled = with_shifts(prepared.schedule.mod["main"])
+    scheduled = with_choices(with_shifts(prepared.schedule.mod["main"]))
     if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
     scheduled = with_cut_vectors(with_squares(scheduled))

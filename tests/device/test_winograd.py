@@ -135,7 +135,7 @@ def test_narrower_vectors(machine: str, m: int) -> None:
 
 
 def test_a_transform_reads_nothing_outside_for_the_rows_of_others() -> None:
-    """Its rows are chosen by their place: TVM's simplifier takes that to hold where it does not, and
+    """Its rows are chosen by their place: to TVM that holds everywhere, and
     an image's number was then read off the task's, four images too far."""
     x, w, b, expected = arrays("batch without padding")
     cores, register = Tile((1, 6, 2, 2, 2, 16)), Tile((1, 1, 1, 1, 1, 16))

@@ -48,11 +48,10 @@ from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, pick_strips
-from tvm_ext.picker.traffic import cached_bytes
+from tvm_ext.picker.traffic import cached_bytes, cold_us
 from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.symbolic import plan
-from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tir.symbolic import cuts, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
@@ -106,6 +105,18 @@ def graph_passes(
     if extent:
         predict_us = cache(partial(sliced_us, hardware=hardware, slices=extent))
     in_place = [] if extent else [ConcatInPlace(hardware.lanes(4) // 2)]
+    by_strips = FuseTiles(
+        predict_us,
+        explain=explain,
+        cold_us=partial(cold_us, hw=hardware),
+        can_be_written=partial(strips_can_be_written, hardware=hardware),
+    )
+    if extent:
+        by_strips = FuseTiles(
+            predict_us,
+            explain=explain,
+            can_be_written=lambda func: strips_can_be_written(resized(func, extent, 1), hardware),
+        )
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
     return [
         LowerEinsum(),
@@ -134,7 +145,7 @@ def graph_passes(
         Fuse(),
         Stitch(predict_us, explain=explain),
         AbsorbViews(predict_us, explain),
-        FuseTiles(predict_us, explain=explain),
+        by_strips,
         FuseMultiOutput(predict_us, explain=explain),
         MemoryOrder(),
         *in_place,
@@ -179,15 +190,18 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     found = picked(prepared.graph, hardware) if prepared else []
     if not found or (rule and found[0].plan.rule != rule):
         return inf
-    if rule == STRIPS and not _can_be_written(func, found[0].plan):
-        return inf
     return found[0].estimate.latency_us
 
 
-def _can_be_written(func: PrimFunc, plan: TilePlan) -> bool:
-    """Whether TVM takes the plan: kernels that are merged for one have no other that is as fast."""
+def strips_can_be_written(func: PrimFunc, hardware: HardwareModel) -> bool:
+    """Whether TVM takes the best plan by strips: kernels that are merged for one have no other that
+    is as fast."""
+    prepared = prepare(func)
+    found = pick_strips(prepared.graph, hardware) if prepared else []
+    if not found:
+        return False
     try:
-        write(func, plan)
+        write(func, found[0].plan)
     except PlanError:
         return False
     return True

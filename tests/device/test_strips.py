@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chain_modules import Chain
+from scheduled import runner
 from scipy import special
 
 import tvm_ext
@@ -16,7 +17,6 @@ from tvm_ext.compute.norm import softmax
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
-from tvm_ext.passes import TIR_PIPELINE
 from tvm_ext.picker import pick_strips, predict
 from tvm_ext.planner import make_task
 from tvm_ext.tile import decode_plan, encode_plan
@@ -50,18 +50,6 @@ def one_kernel(chain: Chain) -> IRModule:
     return mod
 
 
-def run(mod: IRModule, x: np.ndarray) -> np.ndarray:
-    """The result of a module whose kernels are scheduled."""
-    with Target(HARDWARE.target):
-        lowest = tvm.transform.Sequential(passes.lowering_passes())(mod)
-        target = Target(HARDWARE.target)
-        executable = tvm.compile(lowest, target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE)
-    result: np.ndarray = relax.VirtualMachine(executable, tvm.cpu())["main"](
-        tvm.runtime.tensor(x)
-    ).numpy()
-    return result
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_strips_of_every_height(name: str) -> None:
     links, shape = CASES[name]
@@ -80,7 +68,7 @@ def test_strips_of_every_height(name: str) -> None:
         assert guess.latency_us == pytest.approx(candidate.estimate.latency_us)
         scheduled = mod.clone()
         scheduled.update_func(scheduled.get_global_var(task.name), write(task.func, plan))
-        error = np.abs(run(scheduled, x) - expected).max() / np.abs(expected).max()
+        error = np.abs(runner(scheduled)(x) - expected).max() / np.abs(expected).max()
         assert error < BOUND, plan
 
 

@@ -94,6 +94,62 @@ def test_rows_that_cores_cannot_share_evenly_stay(rows: int) -> None:
     assert fused(mod, by_count) == kernels(mod)
 
 
+def expansion() -> IRModule:
+    """What a depthwise window reads is large, and made of little."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 56, 56, 8), "float32"))
+    point = relax.const(np.ones((64, 8, 1, 1), "float32"))
+    taps = relax.const(np.ones((64, 1, 3, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.permute_dims(x, [0, 3, 1, 2]))
+            y = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(y, point))))
+            y = builder.emit(op.nn.conv2d(y, taps, padding=(1, 1, 1, 1), groups=64))
+            z = builder.emit_output(op.permute_dims(y, [0, 2, 3, 1]))
+        builder.emit_func_output(z)
+    return lowered(builder.finalize())
+
+
+def test_a_depthwise_window_goes_with_the_expansion_before_it() -> None:
+    mod = expansion()
+    assert len(kernels(mod)) == 2
+    (name,) = fused(mod, by_count)
+    assert "depthwise" in name
+
+
+@pytest.mark.parametrize(
+    ("together_us", "cold_us", "left"),
+    [
+        (19.5, 0.0, 2),  # at its seams it might be slower
+        (18.0, 0.0, 1),
+        (19.5, 2.0, 1),
+    ],
+)
+def test_memory_that_nobody_has_touched_is_worth_saving(
+    together_us: float, cold_us: float, left: int
+) -> None:
+    mod = expansion()
+
+    def predicted(func: PrimFunc, rule: str = "") -> float:
+        return together_us if rule else 10.0
+
+    def cold(fresh_bytes: int, run_bytes: int) -> float:
+        assert run_bytes > fresh_bytes
+        return cold_us if fresh_bytes == 56 * 56 * 64 * 4 else 0.0
+
+    with Target(HARDWARE.target):
+        assert len(kernels(FuseTiles(predicted, cold_us=cold)(mod))) == left
+
+
+def test_a_function_that_cannot_be_written_is_not_made() -> None:
+    mod = expansion()
+    told: list[Fusion] = []
+    with Target(HARDWARE.target):
+        asked = FuseTiles(by_count, explain=told.append, can_be_written=lambda func: False)
+        assert len(kernels(asked(mod))) == 2
+    assert any("no plan for one kernel" in fusion.stopped for fusion in told)
+
+
 def test_a_window_ends_the_region() -> None:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 16, 32, 32), "float32"))

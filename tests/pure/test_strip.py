@@ -18,9 +18,10 @@ from tvm_ext.picker.perf import EVEN_TASKS
 from tvm_ext.picker.strip import _estimate
 from tvm_ext.tile import TileGraph, decode_plan, encode_plan
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.cut import handed_on_bytes
 from tvm_ext.tile.infer import propagate
 from tvm_ext.tile.legal import check_plan
-from tvm_ext.tile.strip import row_axes, strip, strip_tiles
+from tvm_ext.tile.strip import repeats, row_axes, strip, strip_tiles
 
 HARDWARE = get("cpu/x86-avx512")
 
@@ -99,11 +100,27 @@ def test_a_single_piece_is_no_chain(name: str) -> None:
     assert pick_strips(GRAPHS[name], HARDWARE) == []
 
 
-def test_rows_beside_each_other_are_not_shared() -> None:
+def test_rows_beside_each_other_are_shared_where_few_are_repeated() -> None:
     graph = neighbours(16)
     assert propagate(graph, 1, Tile((1, 8)))[0] == Tile((3, 8))
-    assert row_axes(graph) == 0
-    assert strip(graph, Tile((4, 8))) is None
+    assert row_axes(graph) == 1
+    part = strip(graph, Tile((4, 8)))
+    assert part is not None
+    assert [node.extents for node in part.graph.nodes] == [(6, 8), (4, 8)]
+    assert repeats(graph, Tile((4, 8)))
+    assert not repeats(graph, Tile((16, 8)))
+    assert strip(graph, Tile((2, 8))) is None  # half of the work would be done again
+
+
+@given(rows=st.integers(1, 60))
+def test_no_strip_repeats_more_than_half_of_a_stage(rows: int) -> None:
+    graph = neighbours(rows)
+    for tile in strip_tiles(graph):
+        part = strip(graph, tile)
+        assert part is not None
+        done = [prod(node.extents) * part.tasks for node in part.graph.nodes]
+        assert done[-1] == rows * 8
+        assert (rows + 2) * 8 <= done[0] <= 1.5 * (rows + 2) * 8
 
 
 def group_means(batch: int) -> TileGraph:
@@ -201,8 +218,9 @@ def test_pieces_of_other_strips_are_refused() -> None:
             check_plan(graph, structs.replace(plan, also=also))
 
 
-def test_a_batch_is_also_tried_image_by_image() -> None:
-    """Of 4 images of a task what lies between the stages leaves the last cache; of one it stays."""
+def test_large_images_are_cut_as_well() -> None:
+    """Of a whole image what lies between the stages leaves a core's caches; of some rows it stays,
+    and those at the seams are computed twice."""
     build = GraphBuilder("images")
     n, h, w, c, o, r, s, d = ({axis: 1} for axis in "nhwcorsd")
     side, inner, outer = 112, 32, 96
@@ -239,8 +257,12 @@ def test_a_batch_is_also_tried_image_by_image() -> None:
     )
     graph = build.graph()
     machine = structs.replace(HARDWARE, cores=2)
-    tried = {
-        candidate.plan.at("core").extents[0]: candidate for candidate in pick_strips(graph, machine)
-    }
-    assert set(tried) == {4, 1}
-    assert tried[1].estimate.latency_us < tried[4].estimate.latency_us
+    (candidate,) = pick_strips(graph, machine)
+    core = candidate.plan.at("core")
+    images, rows, *_ = core.extents
+    assert images == 1
+    assert 1 < rows < side - 2
+    part = strip(graph, core)
+    assert part is not None
+    assert handed_on_bytes(part.graph, part.pieces) < machine.own_cache_bytes
+    assert pick(graph, machine)[0] == candidate

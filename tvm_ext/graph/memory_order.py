@@ -8,7 +8,7 @@ works on the one it finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -57,14 +57,29 @@ class MemoryOrder:
 
 def peak_bytes(steps: Sequence[Step], order: Iterable[int]) -> int:
     """Most bytes alive at once, what a step reads and makes included."""
+    return max((live for _, live in _live_bytes(steps, order)), default=0)
+
+
+def _live_bytes(steps: Sequence[Step], order: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Each step with the bytes alive at it, what it reads and makes included."""
     owners = storage(steps)
     waiting = uses(steps, owners)
-    live = peak = 0
+    live = 0
     for number in order:
         live += steps[number].size_bytes
-        peak = max(peak, live)
+        yield number, live
         live -= sum(steps[i].size_bytes for i in _freed(steps, owners, waiting, number))
-    return peak
+
+
+def fresh_bytes(block: Any) -> list[int]:
+    """For each binding of a block the bytes of what it makes that lie where nothing has lain before
+    it, memory being used again as soon as it can be."""
+    steps = _steps(block.bindings)
+    fresh, most = [0] * len(steps), 0
+    for number, live in _live_bytes(steps, _best_order(steps)):
+        fresh[number] = max(0, live - most)
+        most = max(most, live)
+    return fresh
 
 
 def storage(steps: Sequence[Step]) -> list[frozenset[int]]:
@@ -155,11 +170,14 @@ def depth_first_order(steps: Sequence[Step]) -> list[int]:
 
 def _reordered(block: Any) -> Any:
     bindings = list(block.bindings)
-    steps = _steps(bindings)
-    given = list(range(len(steps)))
-    choices = [given, greedy_order(steps), depth_first_order(steps)]
-    best = min(choices, key=lambda order: peak_bytes(steps, order))
-    return block if best == given else relax.DataflowBlock([bindings[i] for i in best])
+    best = _best_order(_steps(bindings))
+    given = best == list(range(len(best)))
+    return block if given else relax.DataflowBlock([bindings[i] for i in best])
+
+
+def _best_order(steps: Sequence[Step]) -> list[int]:
+    choices = [list(range(len(steps))), greedy_order(steps), depth_first_order(steps)]
+    return min(choices, key=lambda order: peak_bytes(steps, order))
 
 
 def _steps(bindings: Sequence[Any]) -> list[Step]:

@@ -86,10 +86,10 @@ class Estimate(msgspec.Struct, frozen=True):
     """What of the latency goes to stages before the anchor and to copies."""
 
 
-def together(estimates: Sequence[Estimate]) -> Estimate:
-    """What runs one after another; the longest gives the bound."""
+def together(estimates: Sequence[Estimate], between_us: float = 0.0) -> Estimate:
+    """What runs one after another, with what handing on takes; the longest gives the bound."""
     return Estimate(
-        sum(one.latency_us for one in estimates),
+        sum(one.latency_us for one in estimates) + between_us,
         sum(one.compute_us for one in estimates),
         sum(one.memory_us for one in estimates),
         max(estimates, key=lambda one: one.latency_us).bound,

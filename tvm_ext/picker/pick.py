@@ -40,7 +40,12 @@ from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
-from tvm_ext.picker.traffic import overlapped_us, wants_prefetch, wants_results_ahead
+from tvm_ext.picker.traffic import (
+    overlapped_us,
+    spilled_us,
+    wants_prefetch,
+    wants_results_ahead,
+)
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
@@ -58,12 +63,13 @@ from tvm_ext.tile.classify import (
     vector_axis,
     vectorisable,
 )
-from tvm_ext.tile.cut import Piece, cut, joined
+from tvm_ext.tile.cut import Piece, cut, handed_on_bytes, joined
 from tvm_ext.tile.fuse import along_rows, epilogue_of, in_vectors
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.shift import is_parted, shifts
+from tvm_ext.tile.strip import repeats
 
 CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
@@ -90,12 +96,14 @@ def _picked(graph: TileGraph, hardware: HardwareModel, count: int, alone: bool) 
     """Kept, since passes ask for the time of a kernel before a plan for it is asked for."""
     if hardware.kind == "cuda":
         return pick_blocks(graph, hardware, count)
+    strips = pick_strips(graph, hardware)
+    if strips and repeats(graph, strips[0].plan.at("core")):
+        return strips[:count]  # times of pieces know nothing of what a window waits for
     pieces = cut(graph)
     if len(pieces) > 1:
-        found = pick_pieces(pieces, hardware, count, alone=alone)
+        found = pick_pieces(graph, pieces, hardware, count, alone=alone)
     if len(pieces) == 1 or not found:  # or a piece without any plan
         found = pick_piece(graph, hardware, count, alone=alone)
-    strips = pick_strips(graph, hardware)
     if len(pieces) > 1:
         return sorted([*strips, *found], key=_latency)[:count]
     return [*strips, *found][:count]  # other plans' times are those of the stage that they tile
@@ -109,7 +117,12 @@ def pick_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
 
 
 def pick_pieces(
-    pieces: tuple[Piece, ...], hardware: HardwareModel, count: int, *, alone: bool = False
+    graph: TileGraph,
+    pieces: tuple[Piece, ...],
+    hardware: HardwareModel,
+    count: int,
+    *,
+    alone: bool = False,
 ) -> list[Candidate]:
     """The best plan of every piece together, then those with another plan for one piece."""
     found = [pick_piece(piece.graph, hardware, count, alone=alone) for piece in pieces]
@@ -119,10 +132,11 @@ def pick_pieces(
     choices = [best]
     for place, candidates in enumerate(found):
         choices += [[*best[:place], other, *best[place + 1 :]] for other in candidates[1:]]
+    between_us = spilled_us(handed_on_bytes(graph, pieces), hardware.cores, hardware)
     whole = [
         Candidate(
             joined(pieces, tuple(one.plan for one in choice)),
-            together([one.estimate for one in choice]),
+            together([one.estimate for one in choice], between_us),
         )
         for choice in choices
     ]

@@ -21,13 +21,13 @@ from tvm_ext.picker.perf import (
     Estimate,
     together,
 )
-from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, packed_bytes
+from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, packed_bytes, spilled_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_shared_out
-from tvm_ext.tile.cut import cut
+from tvm_ext.tile.cut import cut, handed_on_bytes
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
-from tvm_ext.tile.strip import PIECE_RULES, Strip, strip, strip_tiles
+from tvm_ext.tile.strip import PIECE_RULES, Strip, repeats, strip, strip_tiles
 
 LATE = 0.05
 """Part of its time by which a long kernel waits for its slower core where none can take over, or
@@ -46,9 +46,8 @@ def strip_candidates(graph: TileGraph, hw: HardwareModel, pick: Pick) -> list[Ca
     if len(cut(graph, least=1)) < 2:
         return found
     for tile in _tiles(graph, hw):
-        part = strip(graph, tile)
-        assert part is not None
-        own = one_core(hw, part.graph)
+        part = _strip(graph, tile)
+        own = one_core(hw, part)
         best = [pick(piece.graph, own)[:1] for piece in part.pieces]
         plans = [candidates[0].plan for candidates in best if candidates]
         if len(plans) == len(part.pieces) and all(p.rule in PIECE_RULES for p in plans):
@@ -56,6 +55,13 @@ def strip_candidates(graph: TileGraph, hw: HardwareModel, pick: Pick) -> list[Ca
             estimates = [candidates[0].estimate for candidates in best]
             found.append(Candidate(plan, _estimate(graph, part, plan, estimates, hw)))
     return sorted(found, key=lambda one: one.estimate.latency_us)
+
+
+def _strip(graph: TileGraph, tile: Tile) -> Strip:
+    """The strip of one of the tiles that there are."""
+    part = strip(graph, tile)
+    assert part is not None
+    return part
 
 
 def strip_plan(
@@ -84,7 +90,7 @@ def strip_estimate(
     part = strip(graph, plan.at("core"))
     if part is None or len(part.pieces) != len(plan.also):
         raise KeyError(f"plan by strips of {len(plan.also)} pieces for another group")
-    own = one_core(hw, part.graph)
+    own = one_core(hw, part)
     pairs = zip(part.pieces, plan.also, strict=True)
     return _estimate(
         graph,
@@ -95,7 +101,7 @@ def strip_estimate(
     )
 
 
-def one_core(hw: HardwareModel, part: TileGraph) -> HardwareModel:
+def one_core(hw: HardwareModel, part: Strip) -> HardwareModel:
     """A core of the machine with its share of what cores share; the last cache is its memory, if
     what lies between the stages of a strip has room there."""
 
@@ -107,28 +113,34 @@ def one_core(hw: HardwareModel, part: TileGraph) -> HardwareModel:
         return msgspec.structs.replace(level, size_bytes=size, gbps=rate, total_gbps=rate)
 
     levels = tuple(map(share, hw.levels))
-    held = _between(part) <= levels[-2].size_bytes
+    held = _held(part) <= levels[-2].size_bytes
     return msgspec.structs.replace(hw, cores=1, levels=levels[:-1] if held else levels)
 
 
-def _between(graph: TileGraph) -> int:
-    """Bytes of what lies between the stages."""
-    return sum(tensor.size_bytes for tensor in graph.tensors if tensor.role == "inner")
+def _held(part: Strip) -> int:
+    return handed_on_bytes(part.graph, part.pieces)
+
+
+def _touched(part: Strip) -> int:
+    """Bytes that a core reads and writes for a strip."""
+    return _held(part) + part.graph.io_bytes
 
 
 def _tiles(graph: TileGraph, hw: HardwareModel) -> Iterator[Tile]:
-    """Strips that the cores share evenly: the highest, the highest of which what lies between the
-    stages has room in a core's caches, the highest that make enough tasks to be handed out, and the
-    lowest (of a batch single images)."""
+    """Strips that the cores share evenly: the highest, the highest that have room in a core's
+    caches, the highest that make enough tasks to be handed out, and the lowest (of a batch single
+    images). Where low ones repeat work, the highest that have room, or the lowest."""
     axes = graph.nodes[-1].axes
-    between = _between(graph)
     room = hw.own_cache_bytes * USABLE
     counts = {tile: prod(tile.counts(axes)) for tile in strip_tiles(graph)}
     many = EVEN_TASKS * hw.cores
     even = [tile for tile, count in counts.items() if count % hw.cores == 0 or count >= many]
-    fit = [tile for tile in even if between / counts[tile] <= room]
+    fit = [tile for tile in even if _touched(_strip(graph, tile)) <= room]
     handed = [tile for tile in even if counts[tile] >= many]
-    yield from dict.fromkeys((*even[:1], *fit[:1], *handed[:1], *even[-1:]))
+    if even and repeats(graph, even[-1]):
+        yield from (*fit, *even[-1:])[:1]
+    else:
+        yield from dict.fromkeys((*even[:1], *fit[:1], *handed[:1], *even[-1:]))
 
 
 def _estimate(
@@ -149,6 +161,7 @@ def _estimate(
     if is_shared_out(graph) and (again or part.tasks < EVEN_TASKS * cores):
         busy_us *= 1 + LATE
     reading_us = weights / (hw.levels[-1].gbps * STREAMED * 1e3)
+    busy_us += spilled_us(_held(part) * cores, cores, hw)
     latency_us = overlapped_us(overlapped_us(busy_us, memory_us), reading_us)
     launch_us = hw.launch_us if plan.parallel else 0.0
     return Estimate(latency_us + launch_us, one.compute_us * waves, memory_us, one.bound)

@@ -203,6 +203,13 @@ def is_padding(graph: TileGraph, node: TileNode) -> bool:
     )
 
 
+def pads_window(graph: TileGraph, stage: int) -> bool:
+    """Whether a stage is the padding of what one window alone reads."""
+    consumers = graph.consumers(stage)
+    alone = len(consumers) == 1 and overlaps(graph.nodes[consumers[0]])
+    return alone and is_padding(graph, graph.nodes[stage])
+
+
 def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> bool:
     """Whether every vector the node reads of what `padding` writes is padding or is none: it reads
     them side by side, along an index that is not padded."""

@@ -11,12 +11,13 @@ stage with data reuse; here each such stage is the anchor of a piece).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
-from tvm_ext.tile.classify import has_reuse, transform_chain, vectorisable
+from tvm_ext.tile.classify import has_reuse, pads_window, transform_chain, vectorisable
 from tvm_ext.tile.fuse import in_vectors, row_tiles
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
@@ -75,6 +76,18 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     return tuple(_piece(graph, tuple(run)) for run in runs)
 
 
+def handed_on_bytes(graph: TileGraph, pieces: Sequence[Piece]) -> int:
+    """Bytes of what lies between the pieces of a group."""
+    home = {stage: place for place, piece in enumerate(pieces) for stage in piece.stages}
+    between = {
+        access.tensor
+        for stage, node in enumerate(graph.nodes)
+        for access in node.reads
+        if (source := graph.producer(access.tensor)) is not None and home[source] != home[stage]
+    }
+    return sum(graph.tensors[tensor].size_bytes for tensor in between)
+
+
 def _by_rows(graph: TileGraph) -> bool:
     """Whether several results share rows enough that one task takes a row of each."""
     if len(graph.results) == 1 or not in_vectors(graph):
@@ -107,11 +120,12 @@ def parted(pieces: tuple[Piece, ...], plan: TilePlan) -> tuple[TilePlan, ...]:
 
 
 def _beside(graph: TileGraph, place: int, owner: dict[int, int]) -> int | None:
-    """The anchor a map stage goes with: the one that alone reads what it makes of inputs (padding),
-    or whose result it alone takes."""
+    """The anchor a map stage goes with: the one that alone reads what it makes of inputs, or whose
+    window slides over what it pads, or whose result it alone takes."""
     consumers = graph.consumers(place)
     sources = {graph.producer(access.tensor) for access in graph.nodes[place].reads} - {None}
-    if not sources and len(consumers) == 1 and owner.get(consumers[0]) == consumers[0]:
+    alone = len(consumers) == 1 and owner.get(consumers[0]) == consumers[0]
+    if alone and (not sources or pads_window(graph, place)):
         return consumers[0]
     source = sources.pop() if len(sources) == 1 else None
     if source is not None and source in owner and graph.consumers(source) == (place,):

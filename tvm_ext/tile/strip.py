@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.classify import has_reuse, is_padding, pads_window
 from tvm_ext.tile.cut import Piece, cut
 from tvm_ext.tile.graph import Tensor, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region, regions
@@ -40,10 +41,14 @@ class Strip(NamedTuple):
     """Its products, each with its epilogue, and what lies between."""
 
 
+MOST_AGAIN = 1.5
+"""Times the work of a stage that strips may do: windows want rows of their neighbours again."""
+
+
 @remembered
 def row_axes(graph: TileGraph) -> int:
-    """How many leading axes of the last stage count rows that all stages share: each computes for
-    one row what no other row needs. 0 for a group that no strips can be cut from."""
+    """How many leading axes of the last stage count rows that all stages share: some of them need
+    little that others need as well. 0 for a group that no strips can be cut from."""
     last = len(graph.nodes) - 1
     node = graph.nodes[last]
     if any(other.kind == "opaque" or other.holes for other in graph.nodes):
@@ -51,16 +56,29 @@ def row_axes(graph: TileGraph) -> int:
     if not all(_can_be_moved(other) for other in graph.nodes[:-1]):
         return 0
     leading = takewhile(lambda axis: axis in node.space, range(len(node.axes)))
-    return max((axis + 1 for axis in leading if _shared(graph, _rows(graph, axis, 1))), default=0)
+    return max((axis + 1 for axis in leading if _can_be_cut(graph, axis)), default=0)
 
 
-def strip_tiles(graph: TileGraph) -> Iterator[Tile]:
+@remembered
+def strip_tiles(graph: TileGraph) -> tuple[Tile, ...]:
     """What the last stage may compute of a strip: equal parts of one axis of the rows, one element
     of those before it, the highest first."""
-    for axis in range(row_axes(graph)):
-        for rows in reversed(divisors(graph.nodes[-1].axes[axis].extent)):
-            if rows > 1 or axis == row_axes(graph) - 1:
-                yield _rows(graph, axis, rows)
+    known = row_axes(graph)
+    tiles = [tile for axis in range(known) for tile in _along(graph, axis)]
+    return tuple(dict.fromkeys(tiles))
+
+
+def _can_be_cut(graph: TileGraph, axis: int) -> bool:
+    extent = graph.nodes[-1].axes[axis].extent
+    parts = [rows for rows in divisors(extent) if rows < extent] or [extent]
+    return any(_shared(graph, _rows(graph, axis, rows)) for rows in parts)
+
+
+def _along(graph: TileGraph, axis: int) -> Iterator[Tile]:
+    """Strips of which an axis is cut."""
+    for rows in reversed(divisors(graph.nodes[-1].axes[axis].extent)):
+        if _shared(graph, tile := _rows(graph, axis, rows)):
+            yield tile
 
 
 @remembered
@@ -76,6 +94,11 @@ def strip(graph: TileGraph, tile: Tile) -> Strip | None:
     return Strip(axis, prod(tile.counts(node.axes)), part, cut(part, least=1))
 
 
+def repeats(graph: TileGraph, tile: Tile) -> bool:
+    """Whether tiles of the last stage do some work of other stages twice."""
+    return not _shared(graph, tile, again=1.0)
+
+
 def _can_be_moved(node: TileNode) -> bool:
     """Whether the stage writes element for element: of others (the mean of a group, written for
     each of its channels) TVM cannot tell which axes make a strip of what they write."""
@@ -87,14 +110,43 @@ def _rows(graph: TileGraph, axis: int, rows: int) -> Tile:
     return Tile((*(1,) * axis, rows, *extents[axis + 1 :]))
 
 
-def _shared(graph: TileGraph, tile: Tile) -> bool:
-    """Whether tiles of the last stage share the work of all stages out, none of it repeated. Of
-    columns that only fill a vector up nobody needs all."""
+def _shared(graph: TileGraph, tile: Tile, again: float = MOST_AGAIN) -> bool:
+    """Whether tiles of the last stage share the work of all stages out, little of it repeated, and
+    only where that is possible. Of columns that only fill a vector up nobody needs all."""
     last = len(graph.nodes) - 1
     count = prod(tile.counts(graph.nodes[last].axes))
     tiles = propagate(graph, last, tile)
-    return len(tiles) == len(graph.nodes) and all(
-        own.points * count <= prod(graph.nodes[stage].extents) for stage, own in tiles.items()
+    if len(tiles) < len(graph.nodes):
+        return False
+    times = {s: own.points * count / prod(graph.nodes[s].extents) for s, own in tiles.items()}
+    return all(more <= 1 or _can_repeat(graph, stage) for stage, more in times.items()) and (
+        max(times.values()) <= again
+    )
+
+
+def _can_repeat(graph: TileGraph, stage: int) -> bool:
+    """Whether a stage may compute rows of the strips beside its own: it reads inputs alone, or what
+    is padded in place, or is the epilogue of one that does. Before the first row and behind the
+    last it computes nothing, and of what it reads TVM cannot tell how few rows are wanted."""
+    node = graph.nodes[stage]
+    sources = {graph.producer(access.tensor) for access in node.reads} - {None}
+    if pads_window(graph, stage):
+        return True
+    return all(
+        source is not None
+        and (has_reuse(graph.nodes[source]) or is_padding(graph, graph.nodes[source]))
+        and _reads_inputs(graph, source)
+        for source in sources
+    )
+
+
+def _reads_inputs(graph: TileGraph, stage: int) -> bool:
+    sources = {graph.producer(access.tensor) for access in graph.nodes[stage].reads} - {None}
+    return all(
+        source is not None
+        and is_padding(graph, graph.nodes[source])
+        and _reads_inputs(graph, source)
+        for source in sources
     )
 
 

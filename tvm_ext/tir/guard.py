@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext.tir.margins import Margins
 from tvm_ext.tir.read import linear, loads, terms
 from tvm_ext.tvm_api import (
     Call,
@@ -36,7 +37,9 @@ _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 def with_guards(func: PrimFunc) -> PrimFunc:
     """The function with every conditional load of padding made a guarded one."""
-    return func.with_body(structural_map(func.body, [(Call, guarded)], order="post"))
+    margins = Margins(func)
+    loads = [(Call, lambda call: guarded(call, margins))]
+    return margins.made(func.with_body(structural_map(func.body, loads, order="post")))
 
 
 def with_choices(func: PrimFunc) -> PrimFunc:
@@ -48,7 +51,7 @@ def with_choices(func: PrimFunc) -> PrimFunc:
 def _chosen_first(store: Any) -> Any:
     """The statement with a branch for every choice by a place that is the same for a whole vector;
     others compute both values, and nothing is taken for granted in either."""
-    along = variables(store.indices[-1])
+    along = variables(store.indices[-1]) if store.indices else []
 
     def choice(select: Any) -> Any:
         condition = select.condition
@@ -62,9 +65,9 @@ def _chosen_first(store: Any) -> Any:
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
-def guarded(call: Any) -> Any:
-    """The guarded load; the call itself if it is no choice between a load and a constant by bounds
-    on the load's indices."""
+def guarded(call: Any, margins: Margins | None = None) -> Any:
+    """The guarded load, its indices clamped where there can be no margins; the call itself if it is
+    no choice between a load and a constant by bounds on the load's indices."""
     if not getattr(call.op, "name", "").endswith("if_then_else"):
         return call
     condition, load, otherwise = call.args
@@ -76,6 +79,8 @@ def guarded(call: Any) -> Any:
         if not isinstance(term, _COMPARISONS) or not (_is_linear(term.a) and _is_linear(term.b)):
             return call
         bounded += variables(term)
+    if margins is not None and margins.cover(load):
+        return tirx.Select(opaque(condition), load, otherwise)
     indices = []
     for index, extent in zip(load.indices, load.source.shape, strict=True):
         if any(variable.same_as(other) for variable in variables(index) for other in bounded):

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
-from tvm_ext.tile.classify import has_reuse, overlaps
+from tvm_ext.tile.classify import has_reuse, overlaps, pads_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tir.join_axes import join_axes
@@ -105,6 +105,8 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
 
     Map into map is so: uses of one element end up in one statement, where they are one. Not so is a
     window: each element would be computed again by every neighbour, unless that is free (padding).
+    Nor what a product ends with before a window's padding: it leaves the product's registers, and
+    the padding is read in place.
     Into a reduction only if that is the sole consumer and reads each element once, or nothing is
     recomputed.
     """
@@ -115,11 +117,27 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     if not consumers or any(consumer.kind == "opaque" for consumer in consumers):
         return False
     if all(consumer.kind == "map" for consumer in consumers):
+        if _is_padded(graph, index):
+            return False
         again = any(_is_window(c, node) or _is_spread(c, node) for c in consumers)
         return node.flops_per_point == 0 or not again
     if is_view(graph, index):
         return len(consumers) == 1
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
+
+
+def _is_padded(graph: TileGraph, index: int) -> bool:
+    """Whether a node ends a product whose padded results a window reads."""
+    consumers = graph.consumers(index)
+    return len(consumers) == 1 and pads_window(graph, consumers[0]) and _ends_product(graph, index)
+
+
+def _ends_product(graph: TileGraph, index: int) -> bool:
+    node = graph.nodes[index]
+    if node.kind != "map":
+        return has_reuse(node)
+    sources = {graph.producer(access.tensor) for access in node.reads} - {None}
+    return any(_ends_product(graph, source) for source in sources if source is not None)
 
 
 class _Lengths:

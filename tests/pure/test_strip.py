@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 
 import pytest
-from graphs import GRAPHS, GraphBuilder, attention, matmul, softmax
+from graphs import GRAPHS, GraphBuilder, attention, axis_dim, matmul, softmax
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -93,6 +93,25 @@ def test_pieces_are_products_with_their_epilogues_and_the_rows_between() -> None
         "k": (384, 64),
         "v": (384, 64),
     }
+
+
+def test_what_is_made_inside_is_no_weight() -> None:
+    """It is read in blocks, as weights are; of memory's time nothing is taken off for it."""
+    build = GraphBuilder("blocks")
+    b, i, j, k, q = ({axis: 1} for axis in "bijkq")
+    x = build.tensor("x", (8, 64, 64, 4), "input")
+    w = build.tensor("w", (4, 64), "input")
+    y = build.tensor("y", (8, 64, 64, 64))
+    v = build.tensor("v", (64, 4), "input")
+    z = build.tensor("z", (8, 4096, 4), "output")
+    axes = {"b": 8, "i": 64, "q": 64, "j": 64, "k*": 4}
+    build.node("first", axes, [(x, [b, i, q, k]), (w, [k, j])], (y, [b, i, q, j]), 2.0)
+    rows = [b, axis_dim(1, 4, div=64), axis_dim(1, 4, mod=64), k]
+    axes = {"b": 8, "i": 4096, "j": 4, "k*": 64}
+    build.node("second", axes, [(y, rows), (v, [k, j])], (z, [b, i, j]), 2.0)
+    found = pick_strips(build.graph(), structs.replace(HARDWARE, cores=2))
+    assert found
+    assert all(candidate.estimate.memory_us > 0 for candidate in found)
 
 
 @pytest.mark.parametrize("name", ["conv_large", "depthwise_large", "matmul_packed"])

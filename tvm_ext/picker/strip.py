@@ -21,9 +21,9 @@ from tvm_ext.picker.perf import (
     Estimate,
     together,
 )
-from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, packed_bytes, spilled_us
+from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, spilled_us
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_shared_out
+from tvm_ext.tile.classify import is_shared_out, packed_reads
 from tvm_ext.tile.cut import cut, handed_on_bytes
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
@@ -143,6 +143,13 @@ def _tiles(graph: TileGraph, hw: HardwareModel) -> Iterator[Tile]:
         yield from dict.fromkeys((*even[:1], *fit[:1], *handed[:1], *even[-1:]))
 
 
+def _weight_bytes(graph: TileGraph) -> int:
+    """Bytes of the inputs that every strip reads whole."""
+    packed = {access.tensor for node in graph.nodes for access in packed_reads(node)}
+    inputs = [tensor for place, tensor in enumerate(graph.tensors) if place in packed]
+    return sum(tensor.size_bytes for tensor in inputs if tensor.role == "input")
+
+
 def _estimate(
     graph: TileGraph,
     part: Strip,
@@ -153,7 +160,7 @@ def _estimate(
     cores = hw.cores if plan.parallel else 1
     waves = ceil(part.tasks / cores)
     one = together(pieces)
-    weights = sum(packed_bytes(graph, node) for node in graph.nodes)
+    weights = _weight_bytes(graph)
     outside = graph.io_bytes - weights
     memory_us = outside / (holding_gbps(hw, outside, cores) * 1e3)
     busy_us = (one.latency_us + TASK_CYCLES / hw.clock_ghz / 1e3) * waves

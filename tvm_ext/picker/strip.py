@@ -8,6 +8,7 @@ core's caches; the group's inputs and results come and go as if nothing were fus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import ceil, prod
 
 import msgspec
@@ -23,10 +24,10 @@ from tvm_ext.picker.perf import (
 )
 from tvm_ext.picker.traffic import STREAMED, holding_gbps, overlapped_us, spilled_us
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_shared_out, packed_reads
-from tvm_ext.tile.cut import cut, handed_on_bytes
+from tvm_ext.tile.classify import is_shared_out, packed_reads, pads_window
+from tvm_ext.tile.cut import Piece, cut, handed_on_bytes
 from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.strip import PIECE_RULES, Strip, repeats, strip, strip_tiles
 
 LATE = 0.05
@@ -50,7 +51,8 @@ def strip_candidates(graph: TileGraph, hw: HardwareModel, pick: Pick) -> list[Ca
         own = one_core(hw, part)
         best = [pick(piece.graph, own)[:1] for piece in part.pieces]
         plans = [candidates[0].plan for candidates in best if candidates]
-        if len(plans) == len(part.pieces) and all(p.rule in PIECE_RULES for p in plans):
+        fit = len(plans) == len(part.pieces) and all(p.rule in PIECE_RULES for p in plans)
+        if fit and all(map(partial(_keeps_rows, graph, part), part.pieces, plans)):
             plan = strip_plan(graph, tile, part, plans, hw)
             estimates = [candidates[0].estimate for candidates in best]
             found.append(Candidate(plan, _estimate(graph, part, plan, estimates, hw)))
@@ -62,6 +64,27 @@ def _strip(graph: TileGraph, tile: Tile) -> Strip:
     part = strip(graph, tile)
     assert part is not None
     return part
+
+
+def _keeps_rows(graph: TileGraph, part: Strip, piece: Piece, plan: TilePlan) -> bool:
+    """Whether rows of neighbours cost a piece no more than their own time: padding between stages
+    is read in place (of a copy TVM cannot tell how few rows are wanted), and register tiles of what
+    reaches into the next strip, which is asked row by row whether it is inside, have one row (of
+    14 the main loop has a question for each: 366 us for 121)."""
+    for place, stage in enumerate(piece.stages):
+        sources = {graph.producer(access.tensor) for access in graph.nodes[stage].reads}
+        inner = sources != {None} and pads_window(graph, stage)
+        if inner and Attach(place, "register") not in plan.attach:
+            return False
+    own, whole = piece.graph.nodes[plan.anchor], graph.nodes[piece.stages[plan.anchor]]
+    if plan.rule != "tile" or prod(own.extents) * part.tasks <= prod(whole.extents):
+        return True
+    return not any(
+        1 < before < after and rows > 1
+        for before, after, rows in zip(
+            own.extents, whole.extents, plan.at("register").extents, strict=True
+        )
+    )
 
 
 def strip_plan(

@@ -20,7 +20,7 @@ In the order the pipeline runs them:
   stitch         chains of reductions as one kernel; region: several calls as one function,
                  merger, grower: what passes that merge kernels share
   absorb_views   slices and permutations vanish in the product that reads or writes what they move
-  fuse_tiles     products and what lies around them, strip by strip
+  fuse_tiles     products, windows and what lies around them, strip by strip
   fuse_multi_output  kernels that share their rows, as one with several results (name_fields: after
                  lowering, names for them)
   memory_order   calls in the order that keeps least alive

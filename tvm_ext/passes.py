@@ -108,15 +108,9 @@ def graph_passes(
     by_strips = FuseTiles(
         predict_us,
         explain=explain,
-        cold_us=partial(cold_us, hw=hardware),
-        can_be_written=partial(strips_can_be_written, hardware=hardware),
+        cold_us=None if extent else partial(cold_us, hw=hardware),
+        can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
     )
-    if extent:
-        by_strips = FuseTiles(
-            predict_us,
-            explain=explain,
-            can_be_written=lambda func: strips_can_be_written(resized(func, extent, 1), hardware),
-        )
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
     return [
         LowerEinsum(),
@@ -193,9 +187,10 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     return found[0].estimate.latency_us
 
 
-def strips_can_be_written(func: PrimFunc, hardware: HardwareModel) -> bool:
-    """Whether TVM takes the best plan by strips: kernels that are merged for one have no other that
-    is as fast."""
+def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, slices: int = 0) -> bool:
+    """Whether TVM takes the best plan by strips, of one of so many `slices` if there are some:
+    kernels that are merged for one have no other that is as fast."""
+    func = resized(func, slices, 1) if slices else func
     prepared = prepare(func)
     found = pick_strips(prepared.graph, hardware) if prepared else []
     if not found:

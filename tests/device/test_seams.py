@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
-from scheduled import runner
+from scheduled import HARDWARE, one_kernel, runner
 
 from tvm_ext import passes
-from tvm_ext.graph.fuse_tiles import FuseTiles
-from tvm_ext.hardware import resolve
 from tvm_ext.picker import pick_strips, predict
 from tvm_ext.picker import strip as picker_strip
+from tvm_ext.picker.pick import _picked_strips
 from tvm_ext.planner import Task
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.strip import strip_tiles
 from tvm_ext.tir import write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, s_tir, structural_walk
+from tvm_ext.tvm_api import IRModule, relax, s_tir, structural_walk
 
-HARDWARE = resolve("cpu")
 LOWERED = (
     "ConvertBlocksToOpaque",
     "PlanAndUpdateBufferAllocationLocation",
@@ -108,21 +106,17 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def _every_height(monkeypatch: pytest.MonkeyPatch) -> None:
+def _every_height(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Strips are picked of all heights that there are."""
     monkeypatch.setattr(picker_strip, "_tiles", lambda graph, _: iter(strip_tiles(graph)))
+    _picked_strips.cache_clear()
+    yield
+    _picked_strips.cache_clear()
 
 
 def as_one(block: Block) -> tuple[IRModule, Task]:
     """The block as far as plans are made, and its task: a single kernel."""
-
-    def shorter(func: PrimFunc, rule: str = "") -> float:
-        return 1.0 if passes.predicted_us(func, HARDWARE, rule) < inf else inf
-
-    mod = block.module()
-    with Target(HARDWARE.target):
-        for step in passes.graph_passes(HARDWARE):
-            mod = (FuseTiles(shorter) if step.info.name == "FuseTiles" else step)(mod)
+    mod = one_kernel(block.module())
     (task,) = passes.tasks_of(mod).values()
     return mod, task
 

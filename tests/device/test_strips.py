@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 from chain_modules import Chain
-from scheduled import runner
+from scheduled import HARDWARE, one_kernel, runner
 from scipy import special
 
 import tvm_ext
 from tvm_ext import passes
 from tvm_ext.compute.norm import softmax
-from tvm_ext.graph.fuse_tiles import FuseTiles
-from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick_strips, predict
 from tvm_ext.planner import make_task
 from tvm_ext.tile import decode_plan, encode_plan
 from tvm_ext.tir import write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, structural_map, te, tirx, topi, tvm
+from tvm_ext.tvm_api import PrimFunc, Target, relax, structural_map, te, tirx, topi, tvm
 
-HARDWARE = resolve("cpu")
 BOUND = 1e-5
 UNTOUCHED = np.float32(7e33)
 CASES = {
@@ -37,24 +33,11 @@ CASES = {
 }
 
 
-def one_kernel(chain: Chain) -> IRModule:
-    """The chain as far as plans are made, a single kernel."""
-
-    def shorter(func: PrimFunc, rule: str = "") -> float:
-        return 1.0 if passes.predicted_us(func, HARDWARE, rule) < inf else inf
-
-    mod = chain.module()
-    with Target(HARDWARE.target):
-        for step in passes.graph_passes(HARDWARE):
-            mod = (FuseTiles(shorter) if step.info.name == "FuseTiles" else step)(mod)
-    return mod
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_strips_of_every_height(name: str) -> None:
     links, shape = CASES[name]
     chain = Chain.drawn(links, shape)
-    mod = one_kernel(chain)
+    mod = one_kernel(chain.module())
     (task,) = passes.tasks_of(mod).values()
     assert task.graph is not None
     x = np.random.default_rng(1).standard_normal(shape).astype("float32")
@@ -76,7 +59,7 @@ def test_strips_of_every_height(name: str) -> None:
 def test_a_strip_writes_its_own_rows_alone(name: str) -> None:
     """What two strips write, one of them wrong, is right if the right one happens to be last."""
     links, shape = CASES[name]
-    mod = one_kernel(Chain.drawn(links, shape))
+    mod = one_kernel(Chain.drawn(links, shape).module())
     (task,) = passes.tasks_of(mod).values()
     assert task.graph is not None
     for candidate in pick_strips(task.graph, HARDWARE):

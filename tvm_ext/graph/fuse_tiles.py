@@ -40,13 +40,11 @@ MOST_SAVED = 0.25
 22 % of a block of MobileNetV2)."""
 
 
-def _always_warm(_fresh_bytes: int, _run_bytes: int) -> float:
-    """Memory costs nothing beside what the kernels' own times say."""
-    return 0.0
-
-
-def _always(_func: PrimFunc) -> bool:
-    return True
+Cold = Callable[[int, int], float]
+"""Called with bytes that are written where nobody has in a run, and with those of all that the run
+touches: the time in which they come."""
+Writable = Callable[[PrimFunc], bool]
+"""Called with a function: whether TVM takes its plan by strips."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseTiles")
@@ -58,16 +56,15 @@ class FuseTiles:
                     rule asked for
     most            kernels of a region
     explain         told of each region, and why it is no larger
-    cold_us         what it costs kernels apart to write where nobody has in a run, by these bytes
-                    and those of all that the run touches
-    can_be_written  whether TVM takes a function's plan by strips
+    cold_us         what new memory between kernels costs; nothing by default
+    can_be_written  asked before a function is made
     """
 
     predict_us: Predict
     most: int = 8
     explain: Explain | None = None
-    cold_us: Callable[[int, int], float] = _always_warm
-    can_be_written: Callable[[PrimFunc], bool] = _always
+    cold_us: Cold | None = None
+    can_be_written: Writable | None = None
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
@@ -85,8 +82,8 @@ class FuseTiles:
 class _Fuser(Grower):
     name = "FuseTiles"
     no_gain = "slower than without it"
-    cold_us: Callable[[int, int], float] = _always_warm
-    can_be_written: Callable[[PrimFunc], bool] = _always
+    cold_us: Cold | None = None
+    can_be_written: Writable | None = None
     _fit: dict[str, str] = field(default_factory=dict)
     _fresh_bytes: list[int] = field(default_factory=list)
     """Of what each binding of the block makes."""
@@ -119,6 +116,8 @@ class _Fuser(Grower):
         return block
 
     def _read_memory(self, block: Any) -> None:
+        if self.cold_us is None:
+            return
         weights: dict[Any, int] = {}
         structural_walk(
             block, (GenericConst, lambda one: weights.setdefault(one, type_bytes(one.ty)))
@@ -131,7 +130,8 @@ class _Fuser(Grower):
         key, saved_us = region.key, self._saved_us(region)
         if saved_us > self._counted_us.setdefault(key, 0.0 if self._again else saved_us):
             self._counted_us[key] = saved_us
-            self._merged.pop(key, None)
+            if self._merged.get(key) is None:
+                self._merged.pop(key, None)
         elif self._again and key not in self._merged:
             self.refused[key] = self.no_gain
             return None
@@ -139,10 +139,10 @@ class _Fuser(Grower):
         if variable is None:
             return None
         self._us[str(variable.name_hint)] = self.together_us[key]
-        if self.together_us[key] < self.apart_us(region) * self._certain[key]:
-            return variable
-        self.refused[key] = self.no_gain  # of equal kernels elsewhere it may be
-        return None
+        if not self._pays(region):  # equal kernels elsewhere may reach for new memory, these do not
+            self.refused[key] = self.no_gain
+            return None
+        return variable
 
     def chosen(self, calls: Calls, taken: set[int]) -> Iterator[tuple[Region, Any]]:
         for number in sorted(calls.kernels, reverse=True):
@@ -177,11 +177,16 @@ class _Fuser(Grower):
         return super().apart_us(region) + self._saved_us(region)
 
     def _saved_us(self, region: Region) -> float:
+        if self.cold_us is None:
+            return 0.0
         inner = [call for call in region.calls if call.var not in region.results]
-        fresh_bytes = sum(self._fresh_bytes[call.number] for call in inner)
-        return min(
-            self.cold_us(fresh_bytes, self._run_bytes), MOST_SAVED * super().apart_us(region)
-        )
+        new_bytes = sum(self._fresh_bytes[call.number] for call in inner)
+        return min(self.cold_us(new_bytes, self._run_bytes), MOST_SAVED * super().apart_us(region))
+
+    def _pays(self, region: Region) -> bool:
+        """Whether a region is faster as one kernel, for sure, where it stands."""
+        key = region.key
+        return self.together_us[key] < self.apart_us(region) * self._certain[key]
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be computed strip by strip, or not faster so."""
@@ -193,10 +198,11 @@ class _Fuser(Grower):
             return slower
         again = repeats(prepared.graph, strip_tiles(prepared.graph)[-1])
         self._certain[region.key] = CERTAIN if again else 1.0
-        apart_us, together_us = self.apart_us(region), self.together_us[region.key]
-        if together_us >= apart_us * self._certain[region.key]:
+        if not self._pays(region):
+            apart_us, together_us = self.apart_us(region), self.together_us[region.key]
             return f"hardly faster: {together_us:.1f} us, {apart_us:.1f} us apart"
-        return "" if self.can_be_written(func) else "no plan for one kernel"
+        written = self.can_be_written is None or self.can_be_written(func)
+        return "" if written else "no plan for one kernel"
 
     def _unfit(self, call: KernelCall) -> str:
         """Why a kernel can be no part of a region; empty if it can."""

@@ -111,6 +111,13 @@ def _picked(graph: TileGraph, hardware: HardwareModel, count: int, alone: bool) 
 
 def pick_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
     """Plans that compute a group strip by strip, best first; none if it has no such."""
+    nameless = msgspec.structs.replace(graph, name="", signature="")
+    return list(_picked_strips(nameless, hardware))
+
+
+@lru_cache(maxsize=256)
+def _picked_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
+    """Kept, since passes ask for their time, and whether they can be written, before their plan."""
     return strip_candidates(
         graph, hardware, partial(pick_piece, count=1, alone=True, core_tiles=_whole)
     )

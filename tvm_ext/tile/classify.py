@@ -184,8 +184,7 @@ def window_weights(node: TileNode) -> int:
 @remembered
 def producers(graph: TileGraph, anchor: int) -> tuple[int, ...]:
     """The map stages whose results the anchor reads: padding, packing."""
-    found = {graph.producer(access.tensor) for access in graph.nodes[anchor].reads}
-    return tuple(sorted(p for p in found if p is not None and graph.nodes[p].kind == "map"))
+    return tuple(sorted(p for p in graph.sources(anchor) if graph.nodes[p].kind == "map"))
 
 
 def is_padding(graph: TileGraph, node: TileNode) -> bool:

@@ -123,7 +123,7 @@ def _beside(graph: TileGraph, place: int, owner: dict[int, int]) -> int | None:
     """The anchor a map stage goes with: the one that alone reads what it makes of inputs, or whose
     window slides over what it pads, or whose result it alone takes."""
     consumers = graph.consumers(place)
-    sources = {graph.producer(access.tensor) for access in graph.nodes[place].reads} - {None}
+    sources = graph.sources(place)
     alone = len(consumers) == 1 and owner.get(consumers[0]) == consumers[0]
     if alone and (not sources or pads_window(graph, place)):
         return consumers[0]

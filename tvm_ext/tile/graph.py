@@ -174,6 +174,11 @@ class TileGraph(msgspec.Struct, frozen=True, cache_hash=True):
                 return index
         return None
 
+    def sources(self, node: int) -> set[int]:
+        """Indices of the nodes whose results `node` reads."""
+        found = (self.producer(access.tensor) for access in self.nodes[node].reads)
+        return {source for source in found if source is not None}
+
     def consumers(self, node: int) -> tuple[int, ...]:
         """Indices of the nodes that read what `node` writes."""
         written = self.nodes[node].write.tensor

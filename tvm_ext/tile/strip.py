@@ -128,25 +128,17 @@ def _can_repeat(graph: TileGraph, stage: int) -> bool:
     """Whether a stage may compute rows of the strips beside its own: it reads inputs alone, or what
     is padded in place, or is the epilogue of one that does. Before the first row and behind the
     last it computes nothing, and of what it reads TVM cannot tell how few rows are wanted."""
-    node = graph.nodes[stage]
-    sources = {graph.producer(access.tensor) for access in node.reads} - {None}
-    if pads_window(graph, stage):
-        return True
-    return all(
-        source is not None
-        and (has_reuse(graph.nodes[source]) or is_padding(graph, graph.nodes[source]))
+    return pads_window(graph, stage) or all(
+        (has_reuse(graph.nodes[source]) or is_padding(graph, graph.nodes[source]))
         and _reads_inputs(graph, source)
-        for source in sources
+        for source in graph.sources(stage)
     )
 
 
 def _reads_inputs(graph: TileGraph, stage: int) -> bool:
-    sources = {graph.producer(access.tensor) for access in graph.nodes[stage].reads} - {None}
     return all(
-        source is not None
-        and is_padding(graph, graph.nodes[source])
-        and _reads_inputs(graph, source)
-        for source in sources
+        is_padding(graph, graph.nodes[source]) and _reads_inputs(graph, source)
+        for source in graph.sources(stage)
     )
 
 

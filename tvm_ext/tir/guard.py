@@ -38,8 +38,8 @@ _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 def with_guards(func: PrimFunc) -> PrimFunc:
     """The function with every conditional load of padding made a guarded one."""
     margins = Margins(func)
-    loads = [(Call, lambda call: guarded(call, margins))]
-    return margins.made(func.with_body(structural_map(func.body, loads, order="post")))
+    kinds = [(Call, lambda call: guarded(call, margins))]
+    return margins.made(func.with_body(structural_map(func.body, kinds, order="post")))
 
 
 def with_choices(func: PrimFunc) -> PrimFunc:

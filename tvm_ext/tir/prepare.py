@@ -20,6 +20,7 @@ from msgspec import structs
 from tvm_ext.tile.classify import has_reuse, overlaps, pads_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
+from tvm_ext.tile.remember import remembered
 from tvm_ext.tir.join_axes import join_axes
 from tvm_ext.tir.read import loads, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
@@ -132,12 +133,12 @@ def _is_padded(graph: TileGraph, index: int) -> bool:
     return len(consumers) == 1 and pads_window(graph, consumers[0]) and _ends_product(graph, index)
 
 
+@remembered
 def _ends_product(graph: TileGraph, index: int) -> bool:
     node = graph.nodes[index]
     if node.kind != "map":
         return has_reuse(node)
-    sources = {graph.producer(access.tensor) for access in node.reads} - {None}
-    return any(_ends_product(graph, source) for source in sources if source is not None)
+    return any(_ends_product(graph, source) for source in graph.sources(index))
 
 
 class _Lengths:

@@ -16,8 +16,8 @@ import tvm
 from tvm_ffi import get_global_func
 
 from tvm_ext.hardware import HardwareModel, catalog, isa, kernels, physical_cores, probe, system
-from tvm_ext.hardware.peak import Peak
 from tvm_ext.hardware.probe import _working_sets
+from tvm_ext.runtime.peak import Peak
 
 Result = TypeVar("Result")
 

@@ -94,7 +94,7 @@ def work(args: argparse.Namespace) -> Answer:
     hardware = machine_of(manifest, threads)
     profile = None
     if args.measure:
-        from tvm_ext.hardware.peak import Peak
+        from tvm_ext.runtime.peak import Peak
 
         with status(args.json) as say:
             say(f"running the model {args.runs} times")

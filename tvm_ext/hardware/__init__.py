@@ -7,7 +7,6 @@ catalog  presets for machines that are not at hand
 system   this machine as /proc and /sys describe it: cores, caches, features
 kernels  the micro-benchmarks' kernels, built with TVM
 probe    runs them in a child process; `python -m tvm_ext.hardware.probe` prints the result
-peak     the peak of the moment, read beside what is timed
 host     `host()`: this machine, probed once per user and kept
 resolve  `resolve(target)`: from "cpu", a catalog name or a TVM target to a `HardwareModel`
 """

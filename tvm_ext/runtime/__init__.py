@@ -2,6 +2,7 @@
 
   executor   Compiled: call it, time it, save it, ask it for its report
   profile    the time every kernel takes inside the running model
+  peak       the machine's peak of the moment, read beside what is timed
   machine    TVM's virtual machine without TVM's compiler
   artifact   one shared library that stock TVM loads, with its manifest inside
   kernel     a kernel's machine code: runs here, and is what the artifact is linked from

@@ -128,7 +128,7 @@ class Compiled:
         **named: Any,
     ) -> Profile:
         """Median time of every kernel while the model runs, on random inputs if none are given;
-        `read_peak` tells the machine's peak beside every run (`hardware.peak.Peak.gflops`)."""
+        `read_peak` tells the machine's peak beside every run (`runtime.peak.Peak.gflops`)."""
         given = bool(arrays or named)
         least = self.manifest.least
         inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs, extent=least)

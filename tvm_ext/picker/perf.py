@@ -16,6 +16,8 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
+    OVERLAP_LOSS,
+    far_loss,
     handed_on_us,
     loose_us,
     overlapped_us,
@@ -31,8 +33,10 @@ from tvm_ext.tile.classify import (
     is_small_window,
     is_square,
     leaves_holes_out,
+    packed_reads,
     taps_along_vectors,
     vector_axis,
+    whole_reduction,
     window_weights,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
@@ -327,7 +331,10 @@ def _task(
 ) -> _Task:
     cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
-    memory_us, stall_us, bound = 0.0, 0.0, "compute"
+    compute_us, memory_us, stall_us, bound = cycles / hw.clock_ghz / 1e3, 0.0, 0.0, "compute"
+    # of weights `with_cold_weights` knows more
+    box = whole_reduction(node, core)
+    panels_bytes = sum(access_bytes(graph, access, box) for access in packed_reads(node))
     held = graph.io_bytes < hw.own_cache_bytes * hw.cores * USABLE
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
@@ -339,5 +346,7 @@ def _task(
             memory_us, bound = moved / (rate * 1e3), source.name
         # the second level answers soon enough, and holds what fits into all cores' own
         if level is not hw.levels[1] and not held:
-            stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3))
-    return _Task(cycles / hw.clock_ghz / 1e3, memory_us, bound, stall_us)
+            beyond_us = max(0.0, moved - panels_bytes) / (rate * 1e3)
+            waited_us = (far_loss(hw, ahead=False) - OVERLAP_LOSS) * min(compute_us, beyond_us)
+            stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3), waited_us)
+    return _Task(compute_us, memory_us, bound, stall_us)

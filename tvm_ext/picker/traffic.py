@@ -32,6 +32,11 @@ PREFETCH_ROWS = 4
 """Multiplications by each vector of weights that hide a request for the next one."""
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
+NEAR = 0.25
+"""Part of a vector a cycle at which the last cache is near: work that goes on meanwhile hides what
+comes from it (Zen 3 to 5). Behind a mesh it is not: a core that gets half of that waits for nearly
+all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
+us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
 EXCHANGE = 0.3
 """Part of the last cache's bandwidth at which a core gets what another one has just written: from
 nearly all of it to 0.15, as the cores share a cache or not."""
@@ -49,9 +54,17 @@ STAGING_READS = 2.0
 """Time of reading rows that lie apart, beside reading as many bytes in a row."""
 
 
-def overlapped_us(first_us: float, second_us: float) -> float:
+def overlapped_us(first_us: float, second_us: float, loss: float = OVERLAP_LOSS) -> float:
     """Time of two things at once, each of which hinders the other a little."""
-    return max(first_us, second_us) + OVERLAP_LOSS * min(first_us, second_us)
+    return max(first_us, second_us) + loss * min(first_us, second_us)
+
+
+def far_loss(hw: HardwareModel, *, ahead: bool) -> float:
+    """Part of the time of what comes from beyond a core's own caches, asked for `ahead` or not,
+    that work does not hide."""
+    beyond = next((level for level in hw.levels if level.shared), hw.levels[-1])
+    far = 1 - beyond.gbps / hw.clock_ghz / (NEAR * hw.vector_bytes)
+    return max(OVERLAP_LOSS, far if ahead else min(1.0, 2 * far))
 
 
 def stays_in_cache(graph: TileGraph, hw: HardwareModel) -> bool:
@@ -177,7 +190,9 @@ def with_cold_weights(
     """The time with packed operands in DRAM, as they are when a model's layers take turns.
 
     Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
-    at that of one. Panels asked for ahead arrive during the work, others hold it up.
+    at that of one (9.4 MB beside 1350 us of work, far away: shared out 1400 us, read by both of two
+    cores 1540, with neighbours at work 1580 and 2020). Panels asked for ahead arrive during the
+    work, others hold it up.
     """
     size_bytes = packed_bytes(graph, node)
     core = plan.at("core")
@@ -190,7 +205,7 @@ def with_cold_weights(
     rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
     reading_us = size_bytes / (rate * STREAMED * 1e3)
     if plan.prefetch and has_next_panel(node, plan.at("register")):
-        return overlapped_us(latency_us, reading_us)
+        return overlapped_us(latency_us, reading_us, far_loss(hw, ahead=True))
     return latency_us + reading_us
 
 

@@ -1,0 +1,56 @@
+"""What comes from beyond a core's own caches: near or far, asked for ahead or not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from graphs import matmul
+
+from tvm_ext.hardware import get
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker import pick
+from tvm_ext.picker.traffic import OVERLAP_LOSS, far_loss
+
+MIB = 1 << 20
+
+
+def two_cores(l3_gbps: float, dram_gbps: float) -> HardwareModel:
+    """Two cores at 4 GHz with 2 MiB of L2 each, and what one alone reads beyond it."""
+    model = get("cpu/x86-avx512")
+    rates = {"l2": (205.0, 350.0), "l3": (l3_gbps, 2 * l3_gbps), "dram": (dram_gbps, 30.0)}
+    sizes = {"l1": 48 << 10, "l2": 2 * MIB, "l3": 480 * MIB}
+    levels = []
+    for level in model.levels:
+        alone, total = rates.get(level.name, (level.gbps, level.total_gbps))
+        size = sizes.get(level.name, level.size_bytes)
+        levels.append(msgspec.structs.replace(level, size_bytes=size, gbps=alone, total_gbps=total))
+    return msgspec.structs.replace(
+        model, cores=2, peak_gflops={"float32": 256.0}, levels=tuple(levels)
+    )
+
+
+NEAR, FAR = two_cores(80.0, 28.0), two_cores(28.0, 15.0)
+
+
+def test_work_hides_a_near_cache_and_half_of_what_is_asked_of_a_far_one_ahead() -> None:
+    assert far_loss(NEAR, ahead=True) == far_loss(NEAR, ahead=False) == OVERLAP_LOSS
+    assert OVERLAP_LOSS < far_loss(FAR, ahead=True) < 0.7 < far_loss(FAR, ahead=False) <= 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "columns", "depth", "shared_out"),
+    [
+        (NEAR, 128, 3072, 768, "rows"),
+        (FAR, 128, 3072, 768, "columns"),
+        # 1.5 MB of rows would leave L2 between the panels of weights.
+        (FAR, 128, 768, 3072, "rows"),
+    ],
+)
+def test_cores_share_out_weights_that_are_far_but_for_rows_that_leave_l2(
+    machine: HardwareModel, rows: int, columns: int, depth: int, shared_out: str
+) -> None:
+    plan = pick(matmul(rows, columns, depth, block=32), machine)[0].plan
+    core = plan.at("core").extents
+    cut = {"rows": core[0] < rows, "columns": core[1] < columns}
+    assert plan.prefetch
+    assert [name for name, is_cut in cut.items() if is_cut] == [shared_out]

@@ -324,3 +324,11 @@ def test_rows_a_power_of_two_apart_crowd(
     x = graph.tensors[node.reads[0].tensor]
     tile = Tile((1, rows, columns, 32, 1, 1, 4))
     assert crowding(node.reads[0], tile, x, x.shape, 64) == expected
+
+
+def test_rows_crowd_by_parts_too() -> None:
+    """Of every 1 KiB 576 bytes take as much room as all of it."""
+    node = (graph := conv(14, 16, 256, 64)).nodes[0]
+    x = graph.tensors[node.reads[0].tensor]
+    tile = Tile((1, 1, 13, 32, 1, 1, 144))
+    assert crowding(node.reads[0], tile, x, x.shape, 64) == 1024 / 576

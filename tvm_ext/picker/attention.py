@@ -144,7 +144,7 @@ def attention_estimate(
     return Estimate(latency_us, compute_us, memory_us, bound, aside_us)
 
 
-def _spread(graph: TileGraph, scores: TileNode, hw: HardwareModel) -> int:
+def _spread(graph: TileGraph, scores: TileNode, hw: HardwareModel) -> float:
     """How much more room keys take where they lie than side by side."""
     access = next(a for a in scores.reads if graph.tensors[a.tensor].role == "input")
     tensor = graph.tensors[access.tensor]

@@ -17,6 +17,7 @@ import msgspec
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
+    core_waves,
     far_loss,
     handed_on_us,
     loose_us,
@@ -336,6 +337,8 @@ def _task(
     box = whole_reduction(node, core)
     panels_bytes = sum(access_bytes(graph, access, box) for access in packed_reads(node))
     held = graph.io_bytes < hw.own_cache_bytes * hw.cores * USABLE
+    # what the cores' own caches hold comes from there, but once to each of them
+    once_bytes = graph.io_bytes / core_waves(node, plan.at("core"), cores) if held else 0.0
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue
@@ -344,9 +347,11 @@ def _task(
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
-        # the second level answers soon enough, and holds what fits into all cores' own
-        if level is not hw.levels[1] and not held:
-            beyond_us = max(0.0, moved - panels_bytes) / (rate * 1e3)
-            waited_us = (far_loss(hw, ahead=False) - OVERLAP_LOSS) * min(compute_us, beyond_us)
-            stall_us = max(stall_us, CROWDED_STALL * crowded / (rate * 1e3), waited_us)
+        if level is hw.levels[1]:
+            continue  # the second level answers soon enough
+        again_bytes = max(0.0, moved - panels_bytes - once_bytes)
+        again_us = again_bytes / (rate * 1e3)
+        waited_us = (far_loss(hw, ahead=False) - OVERLAP_LOSS) * min(compute_us, again_us)
+        crowded_us = 0.0 if held else CROWDED_STALL * crowded / (rate * 1e3)
+        stall_us = max(stall_us, crowded_us, waited_us)
     return _Task(compute_us, memory_us, bound, stall_us)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd, prod
 
 from tvm_ext.tile.axis import Tile
@@ -50,7 +51,7 @@ class Nest:
             for access in self._accesses
         ]
         self._held = [sum(sizes) for sizes in zip(*self._sizes, strict=True)]
-        self._rooms = list(self._sizes)
+        self._rooms: list[Sequence[float]] = list(self._sizes)
         vector = vector_axis(node)
         for place, access in enumerate(node.reads):
             tensor = graph.tensors[access.tensor]
@@ -93,7 +94,7 @@ class Nest:
             crowded += fetched * max(0.0, rooms[depth] / max(1, sizes[depth]) / WAYS - 1)
         return total, crowded
 
-    def _depth(self, rooms: list[int], capacity_bytes: float) -> int:
+    def _depth(self, rooms: Sequence[float], capacity_bytes: float) -> int:
         """The first sub-nest that fits; the innermost if none does."""
         for depth, room in enumerate(rooms):
             if room <= capacity_bytes:
@@ -104,14 +105,14 @@ class Nest:
 @remembered
 def crowding(
     access: Access, tile: Tile, tensor: Tensor, shape: tuple[int, ...], line_bytes: int
-) -> int:
+) -> float:
     """How much more of a cache's sets than its bytes need the region of a tile takes, in a buffer
     of that shape: rows that lie a power of two apart share few sets (Roller §3.2, alignment).
 
     Packed operands and indices that are not affine count as 1.
     """
     if any(dim is None or dim.mod for dim in access.dims):
-        return 1
+        return 1.0
     box = touched(access, tile, shape)
     run, row, whole = 1, 1, True
     for dim, size, extent in zip(*map(reversed, (access.dims, box, shape)), strict=True):
@@ -120,8 +121,8 @@ def crowding(
         step = max(1, min(steps, default=1) // dim.div)
         if size > 1 and not (whole and step == 1):
             run_bytes = -(-run * tensor.dtype_bytes // line_bytes) * line_bytes
-            return max(1, gcd(row * step * tensor.dtype_bytes, WAY_BYTES) // run_bytes)
+            return max(1.0, gcd(row * step * tensor.dtype_bytes, WAY_BYTES) / run_bytes)
         run *= size
         whole = whole and size == extent
         row *= extent
-    return 1
+    return 1.0

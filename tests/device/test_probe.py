@@ -65,6 +65,13 @@ def test_bandwidths_fall_outward_and_cores_add_up(measured: HardwareModel) -> No
     assert all(level.total_gbps >= level.gbps for level in measured.levels[1:])
 
 
+def test_a_shared_cache_answers_later_than_arithmetic(measured: HardwareModel) -> None:
+    if not any(level.shared for level in measured.levels[:-1]):
+        assert measured.shared_cache_cycles == 0
+    else:
+        assert 2 * measured.fma_latency_cycles < measured.shared_cache_cycles < 2000
+
+
 def test_regions_cost_something_but_not_milliseconds(measured: HardwareModel) -> None:
     assert 0 < measured.launch_us < 1000
     assert 0 < measured.barrier_us < 1000
@@ -155,6 +162,21 @@ def test_stream_reads_every_word_of_every_task() -> None:
     compiled(kernels.stream(lanes, vectors))["main"](data, out, tasks, blocks, 3)
     expected = np.bitwise_xor.reduce(words.reshape(tasks, blocks, -1), axis=1).reshape(-1)
     np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def test_a_walk_goes_on_from_where_it_ended() -> None:
+    places = probe._round_trip(64 * 64)
+    data = tvm.runtime.tensor(places)
+    at = tvm.runtime.tensor(np.zeros(1, "int32"))
+    walk = compiled(kernels.walk(4))["main"]
+    expected, seen = 0, set()
+    for rounds in (3, 5, 8):
+        walk(data, at, 1, rounds)
+        for _ in range(4 * rounds):
+            expected = int(places[expected])
+            seen.add(expected)
+        assert at.numpy()[0] == expected
+    assert len(seen) == 64, "every line once before any comes again"
 
 
 def test_clock_chain_is_not_simplified_away() -> None:

@@ -15,7 +15,7 @@ from tvm_ext.tile.graph import TileGraph
 MIB = 1 << 20
 
 
-def two_cores(l3_gbps: float, dram_gbps: float) -> HardwareModel:
+def two_cores(l3_gbps: float, dram_gbps: float, l3_cycles: int) -> HardwareModel:
     """Two cores at 4 GHz with 2 MiB of L2 each, and what one alone reads beyond it."""
     model = get("cpu/x86-avx512")
     rates = {"l2": (205.0, 350.0), "l3": (l3_gbps, 2 * l3_gbps), "dram": (dram_gbps, 30.0)}
@@ -26,15 +26,21 @@ def two_cores(l3_gbps: float, dram_gbps: float) -> HardwareModel:
         size = sizes.get(level.name, level.size_bytes)
         levels.append(msgspec.structs.replace(level, size_bytes=size, gbps=alone, total_gbps=total))
     return msgspec.structs.replace(
-        model, cores=2, peak_gflops={"float32": 256.0}, levels=tuple(levels)
+        model,
+        cores=2,
+        peak_gflops={"float32": 256.0},
+        levels=tuple(levels),
+        shared_cache_cycles=l3_cycles,
     )
 
 
-NEAR, FAR = two_cores(80.0, 28.0), two_cores(28.0, 15.0)
+NEAR, FAR = two_cores(80.0, 28.0, 50), two_cores(28.0, 15.0, 165)
 
 
 def test_work_hides_a_near_cache_and_half_of_what_is_asked_of_a_far_one_ahead() -> None:
     assert far_loss(NEAR, ahead=True) == far_loss(NEAR, ahead=False) == OVERLAP_LOSS
+    unknown = msgspec.structs.replace(FAR, shared_cache_cycles=0)
+    assert far_loss(unknown, ahead=False) == OVERLAP_LOSS
     assert OVERLAP_LOSS < far_loss(FAR, ahead=True) < 0.7 < far_loss(FAR, ahead=False) <= 1
 
 

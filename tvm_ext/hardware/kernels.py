@@ -169,6 +169,34 @@ def cycles(steps: int) -> Any:
     return kernel
 
 
+def walk(steps: int) -> Any:
+    """`steps` loads per round, each of which waits for the one before: an element of `data` is the
+    place of the next. `at` has the place where the walk begins, and then that where it ends."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        data_handle: T.handle,
+        at_handle: T.handle,
+        tasks: T.int32,
+        rounds: T.int32,
+    ) -> None:
+        T.func_attr({"tirx.noalias": True})
+        data = T.match_buffer(data_handle, (T.int64(),), "int32")
+        at = T.match_buffer(at_handle, (T.int64(),), "int32")
+        for t in T.parallel(tasks):
+            with T.sblock("task"):
+                T.reads()
+                T.writes()
+                place = T.sblock_alloc_buffer((1,), "int32", scope="local")
+                place[0] = at[t]
+                for _ in T.serial(rounds):
+                    for _ in T.unroll(steps):
+                        place[0] = data[place[0]]
+                at[t] = place[0]
+
+    return kernel
+
+
 def fill() -> Any:
     """Writes one block of `words` 32-bit words per task, so that each core touches its own."""
 

@@ -50,6 +50,8 @@ class HardwareModel(msgspec.Struct, frozen=True):
     """The TVM target as its JSON dict."""
     isa: tuple[str, ...] = ()
     """Instruction-set features that decide code generation (`avx2`, `avx512f`, ...)."""
+    shared_cache_cycles: int = 0
+    """Cycles until the cache that cores share answers a load; 0 if that was not measured."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.cores, self.levels, self.isa))

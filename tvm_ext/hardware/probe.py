@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from tvm_ext.hardware import catalog, system
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 
-VERSION = 1
+VERSION = 2
 """Changes when the same machine would be measured differently."""
 
 _TRUST = 16.0
@@ -31,7 +32,9 @@ _BUDGET_S = 0.012
 _RUN_S = 3e-4
 _MIN_RUNS = 3
 _CLOCK_STEPS = 64
+_WALK_STEPS = 16
 _VECTORS = 8
+_LINE_BYTES = 64
 _MAX_DATA_BYTES = 512 << 20
 
 
@@ -111,6 +114,7 @@ def measure(model: HardwareModel) -> HardwareModel:
         levels=(register, *_falling(measured)),
         launch_us=_near(launch, model.launch_us),
         barrier_us=_near(barrier, model.barrier_us),
+        shared_cache_cycles=_plausible(best.get("walk", 0.0), _WALK_STEPS * cycle, 4, 2000, 0),
     )
 
 
@@ -149,6 +153,7 @@ class _Bench:
             "latency": kernels.chains(best["float32"], 1),
             "fill": kernels.fill(),
             "stream": kernels.stream(lanes, _VECTORS),
+            "walk": kernels.walk(_WALK_STEPS),
             "launch": kernels.launches(barrier=False),
             "barrier": kernels.launches(barrier=True),
             **{dtype: kernels.chains(used, self.chains) for dtype, used in best.items()},
@@ -184,6 +189,10 @@ class _Bench:
         }
         for dtype, used in best.items():
             self._calls[dtype] = partial(kernel[dtype], seed, out[used.accumulator], cores)
+        if (walked := _walked_bytes(model)) > 0:
+            places = tvm.runtime.tensor(_round_trip(walked))
+            at = tvm.runtime.tensor(np.zeros(1, "int32"))
+            self._calls["walk"] = partial(kernel["walk"], places, at, 1)
         block = model.vector_bytes * _VECTORS
         for level, (alone, each) in sets.items():
             for name, tasks, size in (("alone", 1, alone), ("total", cores, each)):
@@ -234,6 +243,25 @@ def _working_sets(model: HardwareModel) -> dict[str, tuple[int, int]]:
     available = max(64 << 20, min(_MAX_DATA_BYTES, system.memory_bytes() // 8))
     sets["dram"] = (min(available, 4 * inner), min(available // model.cores, 4 * inner_share))
     return sets
+
+
+def _walked_bytes(model: HardwareModel) -> int:
+    """Twice what a core's own caches hold, so that the cache that cores share has to answer, and
+    little enough for page tables not to be asked; 0 where no cache is shared."""
+    shared = next((level for level in model.levels[:-1] if level.shared), None)
+    return min(2 * model.own_cache_bytes, shared.size_bytes) if shared else 0
+
+
+def _round_trip(size_bytes: int) -> Any:
+    """Elements that each say where the next is: through all lines of so many bytes, in an order
+    that no prefetcher knows."""
+    import numpy as np
+
+    words = _LINE_BYTES // 4
+    places = np.random.default_rng(0).permutation(size_bytes // _LINE_BYTES).astype("int32") * words
+    data = np.zeros(size_bytes // 4, "int32")
+    data[places] = np.roll(places, -1)
+    return data
 
 
 def _between(inner_bytes: int, bytes_here: int) -> int:

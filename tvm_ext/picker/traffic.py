@@ -32,9 +32,9 @@ PREFETCH_ROWS = 4
 """Multiplications by each vector of weights that hide a request for the next one."""
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
-NEAR = 0.25
-"""Part of a vector a cycle at which the last cache is near: work that goes on meanwhile hides what
-comes from it (Zen 3 to 5). Behind a mesh it is not: a core that gets half of that waits for nearly
+NEAR_CYCLES = 80.0
+"""Time in which a core finds other work while it waits for a load. The last cache of Zen answers
+sooner, behind a mesh it does not: a core that gets its data after twice the time waits for nearly
 all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
 us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
 EXCHANGE = 0.3
@@ -62,8 +62,9 @@ def overlapped_us(first_us: float, second_us: float, loss: float = OVERLAP_LOSS)
 def far_loss(hw: HardwareModel, *, ahead: bool) -> float:
     """Part of the time of what comes from beyond a core's own caches, asked for `ahead` or not,
     that work does not hide."""
-    beyond = next((level for level in hw.levels if level.shared), hw.levels[-1])
-    far = 1 - beyond.gbps / hw.clock_ghz / (NEAR * hw.vector_bytes)
+    if not hw.shared_cache_cycles:
+        return OVERLAP_LOSS
+    far = 1 - NEAR_CYCLES / hw.shared_cache_cycles
     return max(OVERLAP_LOSS, far if ahead else min(1.0, 2 * far))
 
 

@@ -33,8 +33,8 @@ PREFETCH_ROWS = 4
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
 NEAR_CYCLES = 80.0
-"""Time in which a core finds other work while it waits for a load. The last cache of Zen answers
-sooner, behind a mesh it does not: a core that gets its data after twice the time waits for nearly
+"""Time in which a core finds other work while it waits for a load. Zen's last cache answers sooner
+(46 to 50 cycles, as published), one behind a mesh does not: at 135 cycles a core waits for nearly
 all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
 us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
 EXCHANGE = 0.3

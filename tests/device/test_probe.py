@@ -165,7 +165,7 @@ def test_stream_reads_every_word_of_every_task() -> None:
 
 
 def test_a_walk_goes_on_from_where_it_ended() -> None:
-    places = probe._round_trip(64 * 64)
+    places = probe._round_trip(64 * 64, line_bytes=64)
     data = tvm.runtime.tensor(places)
     at = tvm.runtime.tensor(np.zeros(1, "int32"))
     walk = compiled(kernels.walk(4))["main"]

@@ -34,7 +34,6 @@ _MIN_RUNS = 3
 _CLOCK_STEPS = 64
 _WALK_STEPS = 16
 _VECTORS = 8
-_LINE_BYTES = 64
 _MAX_DATA_BYTES = 512 << 20
 
 
@@ -190,7 +189,7 @@ class _Bench:
         for dtype, used in best.items():
             self._calls[dtype] = partial(kernel[dtype], seed, out[used.accumulator], cores)
         if (walked := _walked_bytes(model)) > 0:
-            places = tvm.runtime.tensor(_round_trip(walked))
+            places = tvm.runtime.tensor(_round_trip(walked, model.levels[1].line_bytes))
             at = tvm.runtime.tensor(np.zeros(1, "int32"))
             self._calls["walk"] = partial(kernel["walk"], places, at, 1)
         block = model.vector_bytes * _VECTORS
@@ -252,13 +251,13 @@ def _walked_bytes(model: HardwareModel) -> int:
     return min(2 * model.own_cache_bytes, shared.size_bytes) if shared else 0
 
 
-def _round_trip(size_bytes: int) -> Any:
+def _round_trip(size_bytes: int, line_bytes: int) -> Any:
     """Elements that each say where the next is: through all lines of so many bytes, in an order
     that no prefetcher knows."""
     import numpy as np
 
-    words = _LINE_BYTES // 4
-    places = np.random.default_rng(0).permutation(size_bytes // _LINE_BYTES).astype("int32") * words
+    lines = np.random.default_rng(0).permutation(size_bytes // line_bytes)
+    places = lines.astype("int32") * (line_bytes // 4)
     data = np.zeros(size_bytes // 4, "int32")
     data[places] = np.roll(places, -1)
     return data

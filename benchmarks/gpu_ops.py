@@ -16,28 +16,35 @@ import argparse
 import json
 import os
 import random
+import shutil
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"  # tensors are handed over once
+if shutil.which("nvcc"):  # which compiles in processes of its own, and exactly
+    os.environ |= {"TVM_CUDA_COMPILE_MODE": "nvcc", "TVM_CUDA_NVCC_NO_FAST_MATH": "1"}
 
 import torch
 import torch_operators
 import tvm_ffi
 from workloads import Workload, workloads
 
+from tvm_ext.errors import PlanError
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.measure.build import Built, write_and_build
+from tvm_ext.measure.build import Built, Written, write_and_build
 from tvm_ext.picker import pick
 from tvm_ext.picker.perf import Candidate
 from tvm_ext.planner import Task
 from tvm_ext.tile import show_plan
+from tvm_ext.tir import write
 from tvm_ext.tvm_api import Target, tvm
 
 LAUNCHES = 20  # in one graph
@@ -115,16 +122,32 @@ class Bench:
         self.seed = seed
 
     def chosen(self, task: Task) -> list[Candidate]:
-        """The model's first plans, and as many of the others by chance."""
+        """The model's first plans, and about as many of the others by chance. What cannot be
+        written is passed over, as in a compile."""
         assert task.graph is not None
         everything = pick(task.graph, self.hardware, 10**6)
-        first, others = everything[: self.plans], everything[self.plans :]
+        first = list(islice(filter(partial(writable, task), everything), self.plans))
+        others = everything[everything.index(first[-1]) + 1 :]
         chance = random.Random(self.seed).sample(others, min(self.plans - 1, len(others)))
         return first + sorted(chance, key=lambda c: c.estimate.latency_us)
 
-    def measure(self, workload: Workload) -> Row:
+    def build(self, tasks: Sequence[Task]) -> list[list[tuple[Candidate, Written]]]:
+        """Plans and compiles them all, on every core: nothing is timed meanwhile."""
+        chosen = [self.chosen(task) for task in tasks]
+        with ThreadPoolExecutor(BUILDERS) as pool:
+            pending = [
+                [pool.submit(write_and_build, task.func, c.plan, self.target) for c in plans]
+                for task, plans in zip(tasks, chosen, strict=True)
+            ]
+            return [
+                [(c, future.result()) for c, future in zip(plans, futures, strict=True)]
+                for plans, futures in zip(chosen, pending, strict=True)
+            ]
+
+    def measure(
+        self, workload: Workload, task: Task, kernels: Sequence[tuple[Candidate, Written]]
+    ) -> Row:
         """Torch, then every plan, right or not."""
-        task = workload.task()
         generator = torch.Generator("cuda").manual_seed(self.seed)
         given = [
             torch.rand(shape, generator=generator, device="cuda")
@@ -132,15 +155,11 @@ class Bench:
         ]
         *inputs, out = given
         peer = torch_operators.twin(workload, inputs)
-        expected = peer()
-        row = Row(workload.name, task.flops / 1e9, replayed_us(peer))
-        chosen = self.chosen(task)
-        with ThreadPoolExecutor(BUILDERS) as pool:
-            built = list(
-                pool.map(lambda c: write_and_build(task.func, c.plan, self.target), chosen)
-            )
+        with torch.inference_mode():
+            expected = peer()
+            row = Row(workload.name, task.flops / 1e9, replayed_us(peer))
         arguments = [tvm.runtime.from_dlpack(tensor) for tensor in given]
-        for candidate, written in zip(chosen, built, strict=True):
+        for candidate, written in kernels:
             measured = Measured(show_plan(candidate.plan), candidate.estimate.latency_us)
             row.plans.append(measured)
             if not isinstance(written.kernel, Built):
@@ -156,6 +175,13 @@ class Bench:
             except RuntimeError as error:
                 measured.failure = " ".join(str(error).split())[-300:]
         return row
+
+
+def writable(task: Task, candidate: Candidate) -> bool:
+    """Whether a plan becomes a kernel."""
+    with suppress(PlanError):
+        return write(task.func, candidate.plan) is not None
+    return False
 
 
 def difference(out: torch.Tensor, expected: torch.Tensor) -> str:
@@ -195,8 +221,11 @@ def main() -> int:
     rows: list[Row] = []
     print(f"{'operator':14}{'torch us':>10}{'ours us':>10}{'model us':>10}{'ratio':>7}", end="")
     print(f"{'best us':>10}{'rank':>5}  plan", flush=True)
-    for workload in workloads(args.only, args.batch):
-        rows.append(bench.measure(workload))
+    chosen = list(workloads(args.only, args.batch))
+    tasks = [workload.task() for workload in chosen]
+    built = bench.build(tasks)
+    for workload, task, kernels in zip(chosen, tasks, built, strict=True):
+        rows.append(bench.measure(workload, task, kernels))
         print(line(rows[-1]), flush=True)
         if args.json:
             args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -40,6 +40,8 @@ DATA, BYTE_OFFSET = 1, 8
 LIMIT = "IndexError"
 """What an assertion raises that stays in such kernels: an extent that is not known until it runs
 may be too large."""
+ASYNC_ARCH = 80
+"""The first CUDA architecture with asynchronous copies to shared memory."""
 STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
 
@@ -102,12 +104,21 @@ def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
 
 
+def _copies_alone(mod: IRModule) -> bool:
+    """Whether the module's target has copies that no register takes part in (cp.async)."""
+    for func in mod.functions.values():
+        target = func.attrs.get("target") if isinstance(func, PrimFunc) else None
+        if target is not None and str(target.kind) == "cuda":
+            return int("".join(filter(str.isdigit, str(target.attrs["arch"])))) >= ASYNC_ARCH
+    return False
+
+
 def _tir_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
     def run(mod: IRModule, ctx: Any) -> IRModule:
-        config = dict(ctx.config) | PASS_CONFIG
+        config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": _copies_alone(mod)}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):
             return lower(mod)

@@ -21,9 +21,11 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.block import walks_rows
 from tvm_ext.tile.classify import (
     has_no_gaps,
     producers,
+    slides,
     vector_axis,
     vectorisable,
     whole_reduction,
@@ -39,6 +41,10 @@ THREADS_ACROSS = (8, 16, 32)
 """Threads along contiguous memory: 32 bytes, a memory transaction, or more."""
 STEPS = (8, 16, 32)
 """Iterations of the reduction kept in shared memory: 32 bytes of a contiguous operand or more."""
+MAX_WINDOW = 49
+"""Elements of the largest sliding window of which a step takes the whole."""
+ROW_ELEMENTS = 4
+"""Elements of a row for each of its threads, where rows are that long."""
 PACKED_THREADS = 64
 """Most threads across for the sake of covering a whole packed block."""
 FLAT_THREADS = 256
@@ -94,8 +100,7 @@ def block_plans(graph: TileGraph, anchor: int, hw: HardwareModel) -> Iterator[Ti
                     continue
                 if not (has_no_gaps(node, Tile(core)) and has_no_gaps(node, Tile(register))):
                     continue
-                for step in STEPS:
-                    shared = Tile(reduce_step(node, core, step))
+                for shared in map(Tile, reduce_steps(node, core)):
                     plan = TilePlan(
                         rule="block",
                         anchor=anchor,
@@ -150,10 +155,27 @@ def grown(extent: int, unit: int, count: int) -> int:
     return unit * next((n for n in wanted if n and extent % (unit * n) == 0), count)
 
 
-def reduce_step(node: TileNode, core: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The block tile with `size` iterations of the reduction, innermost axes first."""
+def reduce_steps(node: TileNode, core: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Block tiles with a step of the reduction: innermost axes first, or, of a sliding window,
+    whole windows of fewer channels, whose elements are then fetched once."""
+    windows = tuple(axis for axis in node.reduce if slides(node, axis))
+    whole = prod(node.axes[axis].extent for axis in windows)
+    for size in STEPS:
+        yield reduce_step(node, core, size)
+        if 1 < whole <= MAX_WINDOW:
+            extents = list(core)
+            for axis in windows:
+                extents[axis] = node.axes[axis].extent
+            yield reduce_step(node, tuple(extents), size // 2, windows)
+
+
+def reduce_step(
+    node: TileNode, core: tuple[int, ...], size: int, kept: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The block tile with `size` iterations of the reduction's axes but for those kept as they are,
+    innermost axes first."""
     extents = list(core)
-    for axis in reversed(node.reduce):
+    for axis in reversed([axis for axis in node.reduce if axis not in kept]):
         extents[axis] = fitting(node.axes[axis].extent, max(1, size))
         size //= extents[axis]
     return tuple(extents)
@@ -193,25 +215,6 @@ def flat_blocks(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
     return Candidate(plan, streaming_blocks(graph, hw, prod(tile.counts(node.axes))))
 
 
-def walks_rows(graph: TileGraph, node: TileNode, width: int) -> bool:
-    """Whether `width` neighbours along the last axis are, in every tensor, one aligned piece of
-    memory or a single element."""
-    last = len(node.axes) - 1
-    if last < 0 or node.axes[last].extent % width:
-        return False
-    for access in (*node.reads, node.write):
-        shape = graph.tensors[access.tensor].shape
-        if not access.uses(last):
-            continue
-        *outer, row = access.dims
-        if row is None or any(dim is None or dim.coeffs[last] for dim in outer):
-            return False
-        unit = tuple(int(axis == last) for axis in range(last + 1))
-        if row.coeffs != unit or row.div > 1 or row.mod or row.offset % width or shape[-1] % width:
-            return False
-    return True
-
-
 def contiguous_box(node: TileNode, points: int, unit: int) -> Tile:
     """A contiguous box of about so many iterations: whole inner axes, one cut, ones outside. The
     last axis is cut between units."""
@@ -237,7 +240,7 @@ def row_blocks(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     node, limit = graph.nodes[anchor], limits(hw)
     longest = max(own.points for own in tiles.values())
     threads = limit.warp
-    while threads < FLAT_THREADS and 2 * threads <= longest:
+    while threads < FLAT_THREADS and 2 * threads * ROW_ELEMENTS <= longest:
         threads *= 2
     kept = sum(
         prod(tiles[stage].extents[axis] for axis in graph.nodes[stage].space)

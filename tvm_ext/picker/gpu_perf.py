@@ -1,8 +1,8 @@
 """The micro performance model for GPUs: time of a block plan from tile numbers alone (Roller §3.3).
 
-Per multiprocessor: multiply-adds issued, shared memory read by the threads' register tiles, and the
-latency of filling shared memory, which only other resident blocks hide; beside it, for all of them
-together, bytes through L2 and bytes of DRAM. The slowest is the time.
+A multiprocessor goes through the steps of the blocks it holds at the pace of the slowest of three:
+instructions that its warps issue, shared memory's ports, and the way from one barrier of a block to
+the next, which only its other blocks hide. Beside that go the bytes through L2 and of DRAM.
 """
 
 from __future__ import annotations
@@ -14,19 +14,58 @@ import msgspec
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import Estimate
 from tvm_ext.picker.traffic import KEPT, overlapped_us
-from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import staged
+from tvm_ext.tile.block import (
+    copied,
+    copy_box,
+    copy_bytes,
+    fetch_width,
+    is_skewed,
+    stages,
+    step_counts,
+    thread_count,
+    unrolled,
+    vector_elements,
+)
+from tvm_ext.tile.classify import vector_axis
 from tvm_ext.tile.footprint import access_bytes
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.infer import region
 from tvm_ext.tile.plan import TilePlan
 
-RESIDENT_THREADS = 1024
-"""Threads a multiprocessor keeps at once: the least of any generation since Volta."""
-FETCH_CYCLES = 600
-"""From a load of global memory to the barrier after the store to shared memory."""
+RESIDENT_THREADS = 2048
+"""Threads a multiprocessor keeps at once (1024 on some; their registers end there too)."""
+RESIDENT_BLOCKS = 32
+BLOCK_BYTES = 1 << 10
+"""Shared memory of a block that the system takes."""
 ADDRESS_REGISTERS = 32
 """Registers of a thread that hold addresses, loop counters and fetched elements on their way."""
+
+# Cycles, fitted to 540 kernels of products and convolutions on an H200 (docs/gpu_results.md). They
+# explain latencies to a third, and the model's choice among them is 1.13 from the best.
+MADD_CYCLES = 1.36
+"""To issue a multiply-add of a warp, with what a loop needs besides."""
+LOAD_CYCLES = 6.5
+"""To issue a load from shared memory and what depends on it."""
+FETCH_CYCLES = 42.0
+"""To issue a fetch from global to shared memory: most of it is the address and its conditions."""
+PORT_CYCLES = 0.2
+"""Of shared memory's ports, for an element that a warp's threads read."""
+FETCH_PORT_CYCLES = 2.0
+"""The same for a fetch of all threads of a warp."""
+GLOBAL_CYCLES = 4.6
+"""To read an element that is not staged."""
+WAIT_CYCLES = 7.4
+"""Until operands of the next multiply-adds are there."""
+MEMORY_CYCLES = 405.0
+"""From a fetch to the barrier behind it."""
+BARRIER_CYCLES = 26.0
+START_CYCLES = 530.0
+"""A block's first and last steps beyond what others take."""
+SCHEDULERS = 4
+"""Warps that issue at once."""
+BANK_VECTORS = 8
+"""Vectors that one access to shared memory reads."""
+SOFT = 3.0
+"""How soft the maximum of what overlaps is: nothing hides entirely behind what is as slow."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -53,84 +92,114 @@ def limits(hw: HardwareModel) -> Limits:
     )
 
 
-def thread_count(node: TileNode, plan: TilePlan) -> int:
-    """Threads of a block of the `block` rule."""
-    core, register = plan.at("core"), plan.at("register")
-    return prod(core.extents[axis] // register.extents[axis] for axis in node.space)
+def shared_bytes(graph: TileGraph, plan: TilePlan) -> int:
+    """Shared memory of a block of the `block` rule."""
+    return stages(graph, plan) * copy_bytes(graph, plan)
 
 
-def shared_bytes(graph: TileGraph, node: TileNode, plan: TilePlan) -> int:
-    """Shared memory of a block of the `block` rule: the boxes that its step reads of every staged
-    input, the gaps of a strided window included.
-
-    TVM copies more than a cut through blocks (`w[o // 32, k, o % 32]`, `x[o // 64, c]` for groups)
-    needs: up to two of them.
-    """
-    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
-    inside = {entry.stage for entry in plan.attach if entry.level == "shared"}
-    kept: dict[int, int] = {}
-    for access in node.reads:
-        tensor = graph.tensors[access.tensor]
-        made = graph.producer(access.tensor) in inside
-        if made or staged(node, access, core, register):
-            box = list(region(access, step, tensor.shape))
-            for place, dim in enumerate(access.dims):
-                if dim is not None and dim.mod and dim.div == 1 and box[place] < dim.mod:
-                    box[place] = 2 * dim.mod
-                if dim is not None and dim.div > 1 and made:
-                    box[place] = min(box[place] + 1, tensor.shape[place])
-            size = prod(box) * tensor.dtype_bytes
-            kept[access.tensor] = max(kept.get(access.tensor, 0), size)
-    return sum(kept.values())
-
-
-def register_count(graph: TileGraph, node: TileNode, register: Tile) -> int:
-    """32-bit registers one thread needs: accumulators, one element of each operand, addresses."""
-    elements = [
-        access_bytes(graph, access, register) // 4 or 1 for access in (*node.reads, node.write)
+def register_count(graph: TileGraph, node: TileNode, plan: TilePlan) -> int:
+    """32-bit registers one thread needs: accumulators, addresses, and operands, of which those that
+    lie along the reduction are loaded for several steps at once."""
+    register = plan.at("register")
+    depth = unrolled_steps(node, plan)
+    operands = [
+        (access_bytes(graph, access, register) // 4 or 1)
+        * (depth if is_skewed(graph, node, access.tensor) else 1)
+        for access in node.reads
     ]
-    return sum(elements) + ADDRESS_REGISTERS
+    own = access_bytes(graph, node.write, register) // 4 or 1
+    return own + sum(operands) + ADDRESS_REGISTERS
+
+
+def unrolled_steps(node: TileNode, plan: TilePlan) -> int:
+    """Steps of the reduction whose operands a thread loads at once."""
+    last = [axis for axis in plan.order if node.axes[axis].kind == "reduce"][-1]
+    return unrolled(plan.at("shared").extents[last], plan.at("register").points)
 
 
 def resident_blocks(graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel) -> int:
     """Blocks one multiprocessor holds at once; 0 if not even one fits."""
     limit, threads = limits(hw), thread_count(node, plan)
     rounded = -(-threads // limit.warp) * limit.warp
-    shared = shared_bytes(graph, node, plan)
-    needed = register_count(graph, node, plan.at("register"))
+    shared = shared_bytes(graph, plan)
+    needed = register_count(graph, node, plan)
     if threads > limit.threads or shared > limit.shared_bytes:
         return 0
     if needed > limit.registers_per_thread:
         return 0
-    by_shared = hw.level("shared").size_bytes // max(1, shared)
+    by_shared = hw.level("shared").size_bytes // (shared + BLOCK_BYTES)
     by_registers = limit.registers // (rounded * needed)
-    return min(by_shared, by_registers, max(1, RESIDENT_THREADS // rounded))
+    by_threads = max(1, RESIDENT_THREADS // rounded)
+    return min(by_shared, by_registers, by_threads, RESIDENT_BLOCKS)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one step of a block costs, in cycles."""
+
+    warp: float
+    """Instructions that one warp issues."""
+    ports: float
+    """Shared memory, for all warps."""
+    chain: float
+    """From one barrier to the next, if nothing else ran."""
+
+
+def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
+    """Cycles of one step of a `block` plan."""
+    node = graph.nodes[plan.anchor]
+    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
+    threads, vector = thread_count(node, plan), vector_axis(node)
+    several = [a for a in node.space if a != vector and core.extents[a] > register.extents[a]]
+    iterations = prod(step.extents[axis] for axis in node.reduce)
+    depth = unrolled_steps(node, plan)
+    kept = copied(graph, plan)
+    loads, ports, apart = 0.0, 0.0, 0.0
+    for access in node.reads:
+        elements = access_bytes(graph, access, register) / graph.tensors[access.tensor].dtype_bytes
+        if access.tensor not in kept:
+            apart += elements
+        elif is_skewed(graph, node, access.tensor):
+            loads += elements / depth
+            ports += elements
+        else:
+            # threads of other rows read from the same banks
+            crowd = BANK_VECTORS / plan.lanes if any(map(access.uses, several)) else 1.0
+            loads += elements / vector_elements(graph.tensors[access.tensor].dtype_bytes)
+            ports += elements * max(1.0, crowd)
+    fetches = sum(
+        ceil(prod(copy_box(graph, plan, tensor)) / (fetch_width(graph, plan, tensor) * threads))
+        for tensor in kept
+    )
+    points = prod(register.extents[axis] for axis in node.space)
+    madds = points * max(1.0, node.flops_per_point / 2) * SCHEDULERS / hw.fma_per_cycle
+    warp = iterations * (madds * MADD_CYCLES + (loads + apart) * LOAD_CYCLES)
+    warp += fetches * FETCH_CYCLES
+    warps = -(-threads // 32)
+    shared = iterations * (ports * PORT_CYCLES + apart * GLOBAL_CYCLES)
+    shared += fetches * FETCH_PORT_CYCLES
+    chain = warp + iterations / depth * WAIT_CYCLES
+    chain = max(chain, MEMORY_CYCLES) if stages(graph, plan) > 1 else chain + MEMORY_CYCLES
+    return Step(warp, warps * shared, chain + BARRIER_CYCLES)
 
 
 def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     """Predicted time of a `block` plan; partial tiles are charged as whole ones."""
     node = graph.nodes[plan.anchor]
-    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
-    warp = limits(hw).warp
-    warps = -(-thread_count(node, plan) // warp)
+    core, step = plan.at("core"), plan.at("shared")
+    warps = -(-thread_count(node, plan) // limits(hw).warp)
     counts = core.counts(node.axes)
     blocks = prod(counts[axis] for axis in node.space)
-    sweeps = prod(step.counts(node.axes)[axis] for axis in node.reduce)
-    steps = sweeps * prod(step.extents[axis] for axis in node.reduce)
-    accumulators = prod(register.extents[axis] for axis in node.space)
+    entered, steps = step_counts(node, plan)
     mine = ceil(blocks / hw.cores)
     resident = min(mine, max(1, resident_blocks(graph, node, plan, hw)))
-    hidden = resident * warps * accumulators / (hw.fma_latency_cycles * hw.fma_per_cycle)
-    operations = warps * accumulators * steps * max(1.0, node.flops_per_point / 2)
-    issue = operations / hw.fma_per_cycle / min(1.0, hidden)
-    loaded = sum(access_bytes(graph, access, register) for access in node.reads) * steps
-    rate = hw.level("shared").gbps / hw.clock_ghz
-    own = max(issue, loaded * warps * warp / rate)
-    waves = ceil(mine / resident)
-    cycles = waves * max(resident * own, own + sweeps * FETCH_CYCLES)
-    compute_us = cycles / hw.clock_ghz / 1e3
+    once = step_cycles(graph, plan, hw)
+    issued = resident * warps * once.warp / SCHEDULERS
+    first = MEMORY_CYCLES if stages(graph, plan) > 1 else 0.0
+    paces = (issued * steps, resident * once.ports * steps, once.chain * steps + first)
+    pace = sum(each**SOFT for each in paces) ** (1 / SOFT)
+    compute_us = mine / resident * (entered * pace + START_CYCLES) / hw.clock_ghz / 1e3
     moved = blocks * (
-        sum(access_bytes(graph, access, step, 32) for access in node.reads) * sweeps
+        sum(access_bytes(graph, access, step, 32) for access in node.reads) * entered * steps
         + access_bytes(graph, node.write, core, 32)
     )
     busy = min(hw.cores, blocks)

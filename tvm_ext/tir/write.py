@@ -17,14 +17,10 @@ from tvm_ext.tir.shift import with_shifts
 from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_attention import write_attention
+from tvm_ext.tir.write_block import write_block
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
-from tvm_ext.tir.write_gpu import (
-    write_block,
-    write_block_flat,
-    write_block_loose,
-    write_block_rows,
-)
+from tvm_ext.tir.write_gpu import write_block_flat, write_block_loose, write_block_rows
 from tvm_ext.tir.write_rows import write_rows
 from tvm_ext.tir.write_split import write_split
 from tvm_ext.tir.write_strips import write_strips

@@ -1,0 +1,175 @@
+"""The rule `block` for GPUs: a reduction with reuse, tiled for thread blocks and threads.
+
+    for i, j, k: C[i,j] += A[i,k] * B[k,j]
+        →
+    blockIdx.x: core tiles; threadIdx.x: register tiles, in strips (`tile.block`); acc = 0
+        for k/S: A, B of the `shared` tile → shared memory, all threads together, 16 bytes each,
+                 those of the next step while this one is computed with
+            for S: unrolled register tile: acc += A * B
+        epilogue: C = f(acc)
+
+Copies ahead are asynchronous where the machine can (cp.async, from sm_80 on; `tvm_lowering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tile.block import (
+    MAX_UNROLLED,
+    copied,
+    fetch_width,
+    is_skewed,
+    made_inside,
+    stages,
+    stepped,
+    strip,
+    thread_count,
+    unrolled,
+    vector_elements,
+)
+from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.graph import TileNode
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.write_gpu import MAX_THREADS, fuse, spread
+from tvm_ext.tvm_api import SBlockRV, Schedule, tirx
+
+
+def write_block(prepared: Prepared, plan: TilePlan) -> None:
+    """Tiles a reduction with reuse: block, shared step, register tile, epilogue in registers."""
+    schedule, graph = prepared.schedule, prepared.graph
+    node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
+    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
+    check_block(node, plan)
+    copies = _copies(prepared, plan)
+    epilogue = next((entry.stage for entry in plan.attach if entry.level == "register"), None)
+    if epilogue is None:
+        after = schedule.cache_write(block, 0, "local")
+    else:
+        schedule.set_scope(block, 0, "local")
+        after = prepared.blocks[epilogue]
+    loops = schedule.get_loops(block)
+    if len(loops) != len(node.axes):
+        raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
+    grid, strips, threads, sweep, inner = {}, {}, {}, {}, {}
+    for axis, loop in enumerate(loops):
+        c, r = core.extents[axis], register.extents[axis]
+        if node.axes[axis].kind == "reduce":
+            sweep[axis], inner[axis] = schedule.split(loop, [None, step.extents[axis]])
+        else:
+            w = strip(graph, node, register, axis)
+            if w < r:
+                split = schedule.split(loop, [None, r // w, c // r, w])
+                grid[axis], strips[axis], threads[axis], inner[axis] = split
+            else:
+                grid[axis], threads[axis], inner[axis] = schedule.split(loop, [None, c // r, r])
+    space = [axis for axis in plan.order if axis in grid]
+    reduce = [axis for axis in plan.order if axis in sweep]
+    schedule.reorder(
+        *(grid[axis] for axis in space),
+        *(strips[axis] for axis in space if axis in strips),
+        *(threads[axis] for axis in space),
+        *(sweep[axis] for axis in reduce),
+        *(inner[axis] for axis in (*reduce, *space)),
+    )
+    schedule.bind(fuse(schedule, [grid[axis] for axis in space]), "blockIdx.x")
+    for axis, loop in strips.items():
+        schedule.bind(loop, "vthread.x" if axis == vector_axis(node) else "vthread.y")
+    thread = fuse(schedule, [threads[axis] for axis in space])
+    schedule.bind(thread, "threadIdx.x")
+    schedule.reverse_compute_at(after, thread, preserve_unit_loops=True)
+    within = stepped(node, plan)
+    outside = [sweep[axis] for axis in reduce if axis not in within]
+    steps = fuse(schedule, [sweep[axis] for axis in within])
+    for copy, width in copies:
+        schedule.compute_at(copy, steps, preserve_unit_loops=True)
+        rank = len(schedule.get(copy).iter_vars)
+        spread(schedule, schedule.get_loops(copy)[-rank:], thread_count(node, plan), width)
+    for axis in space:
+        schedule.unroll(inner[axis])
+    ends = graph.nodes[plan.anchor if epilogue is None else epilogue].write.tensor
+    _store(schedule, schedule.get_loops(after)[len(strips) + 2 :], graph.tensors[ends].shape[-1])
+    if stages(graph, plan) > 1:
+        _fetch_ahead(schedule, steps, len(copies))
+    depth = unrolled(step.extents[reduce[-1]], register.points)
+    if depth > 1:
+        schedule.unroll(schedule.split(inner[reduce[-1]], [None, depth])[1])
+    schedule.decompose_reduction(block, [*outside, steps][0])
+
+
+def check_block(node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless each tile divides the one outside it and the block can start."""
+    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
+    if node.kind != "reduce" or not node.space:
+        raise PlanError("space", f"plan for {node.name}: rule block needs a reduction over a space")
+    for axis, c, s, r in zip(node.axes, core.extents, step.extents, register.extents, strict=True):
+        outer, wanted = (c, r) if axis.kind == "space" else (axis.extent, 1)
+        if outer % wanted or (axis.kind == "space" and s != c) or (axis.kind != "space" and r != 1):
+            raise PlanError(
+                "divide", f"plan for {node.name}: {axis.name} core {c}, shared {s}, register {r}"
+            )
+    if sorted(plan.order) != list(range(len(node.axes))):
+        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
+    if thread_count(node, plan) > MAX_THREADS:
+        raise PlanError("threads", f"plan for {node.name}: more than {MAX_THREADS} threads a block")
+    if register.points > MAX_UNROLLED:
+        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
+
+
+def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int]]:
+    """Blocks that bring the anchor's reused inputs to shared memory, with their vector widths.
+
+    A producer attached there (padding) writes to shared memory itself. A tensor of which the graph
+    has fewer indices (`x[i // 7, i % 7]` as `x[i]`) is copied as the graph has it: TVM would take
+    whole rows for what goes from the end of one to the start of the next.
+    """
+    schedule, graph = prepared.schedule, prepared.graph
+    node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
+    regions = schedule.get(block).reads
+    names = [str(region.source.name) for region in regions]
+    made, found = made_inside(graph, plan), []
+    for tensor in copied(graph, plan):
+        data, source = graph.tensors[tensor], graph.producer(tensor)
+        accesses = {access for access in node.reads if access.tensor == tensor}
+        if tensor in made and source is not None:
+            copy = prepared.blocks[source]
+            schedule.set_scope(copy, 0, "shared")
+        else:
+            place = names.index(data.name)
+            merged = len(regions[place].source.shape) != len(data.shape)
+            if merged and len(accesses) == 1:
+                (access,) = accesses
+                at = [tirx.Var(axis.name, "int32") for axis in node.axes]
+                used = [point for axis, point in enumerate(at) if access.uses(axis)]
+                taken = tirx.IndexMap(at, used, None)
+                copy = schedule.reindex_cache_read(block, place, "shared", taken)
+            else:
+                copy = schedule.cache_read(block, place, "shared")
+        if is_skewed(graph, node, tensor):
+            unit = vector_elements(data.dtype_bytes)
+            schedule.storage_align(copy, 0, -2, 2 * unit, unit)
+        found.append((copy, fetch_width(graph, plan, tensor)))
+    return found
+
+
+def _fetch_ahead(schedule: Schedule, steps: Any, copies: int) -> None:
+    """Copies of the next step are under way while this one is computed with, in two buffers."""
+    schedule.annotate(steps, "software_pipeline_stage", [*[0] * copies, 1])
+    schedule.annotate(steps, "software_pipeline_order", [*range(copies + 1)])
+    schedule.annotate(steps, "software_pipeline_async_stages", [0])
+
+
+def _store(schedule: Schedule, loops: Sequence[Any], length: int) -> None:
+    """What a thread's tile ends with: its strips, each a vector where rows of that length end with
+    whole ones."""
+    *outer, row = loops
+    for loop in outer:
+        schedule.unroll(loop)
+    width = int(schedule.get(row).extent)
+    if width in (2, 4) and length % width == 0:
+        schedule.vectorize(row)
+    else:
+        schedule.unroll(row)

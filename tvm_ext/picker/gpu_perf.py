@@ -20,6 +20,7 @@ from tvm_ext.tile.block import (
     copy_bytes,
     fetch_width,
     is_skewed,
+    made_inside,
     stages,
     step_counts,
     thread_count,
@@ -39,27 +40,35 @@ BLOCK_BYTES = 1 << 10
 ADDRESS_REGISTERS = 32
 """Registers of a thread that hold addresses, loop counters and fetched elements on their way."""
 
-# Cycles, fitted to 540 kernels of products and convolutions on an H200 (docs/gpu_results.md). They
-# explain latencies to a third, and the model's choice among them is 1.13 from the best.
-MADD_CYCLES = 1.36
+# Cycles, fitted to 690 kernels of products and convolutions on an H200 (docs/gpu_results.md). They
+# explain latencies to a quarter, and what the model chooses among them is 1.12 from the best.
+MADD_CYCLES = 1.6
 """To issue a multiply-add of a warp, with what a loop needs besides."""
-LOAD_CYCLES = 6.5
-"""To issue a load from shared memory and what depends on it."""
-FETCH_CYCLES = 42.0
-"""To issue a fetch from global to shared memory: most of it is the address and its conditions."""
-PORT_CYCLES = 0.2
+LOAD_CYCLES = 1.9
+"""To issue a load of an operand."""
+FETCH_CYCLES = 12.0
+"""To issue a fetch from global to shared memory."""
+MADE_CYCLES = 40.0
+"""The same, beyond that, of what is made while it is fetched: the conditions of padding."""
+SINGLE_CYCLES = 45.0
+"""The same of single elements."""
+PORT_CYCLES = 0.65
 """Of shared memory's ports, for an element that a warp's threads read."""
-FETCH_PORT_CYCLES = 2.0
+FETCH_PORT_CYCLES = 1.8
 """The same for a fetch of all threads of a warp."""
-GLOBAL_CYCLES = 4.6
+GLOBAL_CYCLES = 3.7
 """To read an element that is not staged."""
-WAIT_CYCLES = 7.4
+WAIT_CYCLES = 30.0
 """Until operands of the next multiply-adds are there."""
-MEMORY_CYCLES = 405.0
+MEMORY_CYCLES = 390.0
 """From a fetch to the barrier behind it."""
+MADE_WAITS, FETCH_WAITS = 1.25, 0.06
+"""How often that is waited for in a block's only copy: conditions keep fetches apart."""
 BARRIER_CYCLES = 26.0
-START_CYCLES = 530.0
+START_CYCLES = 260.0
 """A block's first and last steps beyond what others take."""
+REPEATED = 0.7
+"""Part of what blocks fetch that comes from L2: others fetch the same at the same time."""
 SCHEDULERS = 4
 """Warps that issue at once."""
 BANK_VECTORS = 8
@@ -152,10 +161,11 @@ def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
     several = [a for a in node.space if a != vector and core.extents[a] > register.extents[a]]
     iterations = prod(step.extents[axis] for axis in node.reduce)
     depth = unrolled_steps(node, plan)
-    kept = copied(graph, plan)
+    kept, made = copied(graph, plan), made_inside(graph, plan)
     loads, ports, apart = 0.0, 0.0, 0.0
     for access in node.reads:
-        elements = access_bytes(graph, access, register) / graph.tensors[access.tensor].dtype_bytes
+        dtype_bytes = graph.tensors[access.tensor].dtype_bytes
+        elements = access_bytes(graph, access, register) / dtype_bytes
         if access.tensor not in kept:
             apart += elements
         elif is_skewed(graph, node, access.tensor):
@@ -163,22 +173,28 @@ def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
             ports += elements
         else:
             # threads of other rows read from the same banks
-            crowd = BANK_VECTORS / plan.lanes if any(map(access.uses, several)) else 1.0
-            loads += elements / vector_elements(graph.tensors[access.tensor].dtype_bytes)
-            ports += elements * max(1.0, crowd)
-    fetches = sum(
-        ceil(prod(copy_box(graph, plan, tensor)) / (fetch_width(graph, plan, tensor) * threads))
-        for tensor in kept
-    )
+            crowd = max(1.0, BANK_VECTORS / plan.lanes) if any(map(access.uses, several)) else 0.0
+            loads += elements / vector_elements(dtype_bytes)
+            ports += elements * (1.0 + crowd)
     points = prod(register.extents[axis] for axis in node.space)
     madds = points * max(1.0, node.flops_per_point / 2) * SCHEDULERS / hw.fma_per_cycle
     warp = iterations * (madds * MADD_CYCLES + (loads + apart) * LOAD_CYCLES)
-    warp += fetches * FETCH_CYCLES
+    fetches, waits = 0, 1.0
+    for tensor in kept:
+        width = fetch_width(graph, plan, tensor)
+        count = ceil(prod(copy_box(graph, plan, tensor)) / (width * threads))
+        fetches += count
+        warp += count * (FETCH_CYCLES + (width == 1) * SINGLE_CYCLES)
+        warp += count * MADE_CYCLES if tensor in made else 0.0
+        waits += count * (MADE_WAITS if tensor in made else FETCH_WAITS)
     warps = -(-threads // 32)
     shared = iterations * (ports * PORT_CYCLES + apart * GLOBAL_CYCLES)
     shared += fetches * FETCH_PORT_CYCLES
     chain = warp + iterations / depth * WAIT_CYCLES
-    chain = max(chain, MEMORY_CYCLES) if stages(graph, plan) > 1 else chain + MEMORY_CYCLES
+    if stages(graph, plan) > 1:
+        chain = max(chain, MEMORY_CYCLES)
+    else:
+        chain += waits * MEMORY_CYCLES
     return Step(warp, warps * shared, chain + BARRIER_CYCLES)
 
 
@@ -203,7 +219,7 @@ def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estim
         + access_bytes(graph, node.write, core, 32)
     )
     busy = min(hw.cores, blocks)
-    memory_us, bound = through(hw, "l2", moved, busy), "l2"
+    memory_us, bound = through(hw, "l2", moved * REPEATED, busy), "l2"
     dram_us = through(hw, "dram", graph.io_bytes, busy)
     if graph.io_bytes > KEPT * hw.level("l2").size_bytes and dram_us > memory_us:
         memory_us, bound = dram_us, "dram"

@@ -40,8 +40,6 @@ DATA, BYTE_OFFSET = 1, 8
 LIMIT = "IndexError"
 """What an assertion raises that stays in such kernels: an extent that is not known until it runs
 may be too large."""
-ASYNC_ARCH = 80
-"""The first CUDA architecture with asynchronous copies to shared memory."""
 STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
 
@@ -104,13 +102,10 @@ def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
 
 
-def _copies_alone(mod: IRModule) -> bool:
-    """Whether the module's target has copies that no register takes part in (cp.async)."""
-    for func in mod.functions.values():
-        target = func.attrs.get("target") if isinstance(func, PrimFunc) else None
-        if target is not None and str(target.kind) == "cuda":
-            return int("".join(filter(str.isdigit, str(target.attrs["arch"])))) >= ASYNC_ARCH
-    return False
+def _for_cuda(mod: IRModule) -> bool:
+    """Whether the module's functions run on a GPU."""
+    targets = (f.attrs.get("target") for f in mod.functions.values() if isinstance(f, PrimFunc))
+    return any(target is not None and str(target.kind) == "cuda" for target in targets)
 
 
 def _tir_pipeline() -> tuple[Any, Any, Any]:
@@ -118,7 +113,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
     def run(mod: IRModule, ctx: Any) -> IRModule:
-        config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": _copies_alone(mod)}
+        config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": _for_cuda(mod)}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):
             return lower(mod)

@@ -20,6 +20,7 @@ from funcs import FUNCS, conv_func, map_func, matmul_func, softmax_func
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operators import ODD_OPERATORS, OPERATORS, task_of
+from tvm.s_tir.meta_schedule.testing.te_workload import conv2d_transpose_nhwc
 
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import get
@@ -28,7 +29,8 @@ from tvm_ext.picker.gpu_perf import limits, shared_bytes
 from tvm_ext.search import neighbours
 from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
 from tvm_ext.tir import prepare, write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, te, tvm
+from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 MACHINES = ("cuda/sm_80", "cuda/sm_90")
 everywhere = pytest.mark.parametrize("machine", MACHINES)
@@ -70,6 +72,57 @@ def test_the_block_rule() -> None:
     assert text.count('scope="shared"') == 2
     assert text.count('scope="local"') == 1
     assert "T.vectorized(4)" in text, "rows of a and b hold whole 16-byte vectors"
+
+
+def test_threads_take_strips() -> None:
+    """Eight rows of eight columns a thread: rows eight times one, columns twice four."""
+    plan = block_plan((64, 64, 32), (64, 64, 8), (8, 8, 1))
+    func = write(matmul_func(64, 64, 32), plan)
+    assert (bound(func, "vthread.y"), bound(func, "vthread.x")) == ([8], [2])
+    assert func.script().count("T.vectorized(4)") == 3, "both copies, and what a thread ends with"
+
+
+def test_copies_of_the_next_step_are_under_way() -> None:
+    plan = block_plan((16, 20, 16), (16, 20, 8), (4, 2, 1))
+    ahead = msgspec.structs.replace(plan, ahead=True)
+    text = write(matmul_func(24, 40, 16), ahead).script()
+    assert '"software_pipeline_stage": [0, 0, 1]' in text
+    assert "software_pipeline" not in write(matmul_func(24, 40, 16), plan).script()
+
+
+@pytest.mark.parametrize("arch", [75, 80])
+def test_asynchronous_copies_are_for_machines_that_have_them(arch: int) -> None:
+    hw, func = get(f"cuda/sm_{arch}"), matmul_func(192, 320, 96)
+    plan = pick(prepare(func).graph, hw)[0].plan
+    source = cuda_source({"main": write(func, plan)}, hw.target, TIR_PIPELINE)
+    assert ("cp.async" in source) == plan.ahead == (arch >= 80)
+
+
+def test_a_copy_of_merged_indices_holds_its_rows_only() -> None:
+    """A tile of a convolution by 1 x 1 takes pixels from the end of one row of the image to the
+    start of the next: TVM would copy whole images."""
+    hw, func = get("cuda/sm_80"), conv_func(size=28, channels=32, out=64, kernel=1, pad=0)
+    graph = prepare(func).graph
+    plan = pick(graph, hw)[0].plan
+    source = cuda_source({"main": write(func, plan)}, hw.target, TIR_PIPELINE)
+    shared = [int(n) for n in re.findall(r"__shared__ .*_ptr\[(\d+)\]", source)]
+    assert shared
+    assert 4 * sum(shared) <= shared_bytes(graph, plan)
+
+
+def test_a_copy_whose_size_changes_is_refused() -> None:
+    """Of a transposed convolution, rows of the input under a tile: two or three."""
+    x, w, y = conv2d_transpose_nhwc(1, 16, 16, 64, 3, 4, 2, 1)
+    func = te.create_prim_func([x, w, y])
+    reasons = set()
+    for candidate in pick(prepare(func).graph, get("cuda/sm_80"), 40):
+        try:
+            write(func, candidate.plan)
+        except PlanError as error:
+            reasons.add(error.reason)
+        else:
+            reasons.add("")
+    assert reasons == {"", "copy"}
 
 
 def test_odd_rows_are_fetched_element_by_element() -> None:
@@ -221,9 +274,13 @@ class Usage(NamedTuple):
     spill_bytes: int
 
 
-def cuda_source(funcs: dict[str, PrimFunc], target: dict[str, object]) -> str:
+def cuda_source(
+    funcs: dict[str, PrimFunc], target: dict[str, object], pipeline: str | None = None
+) -> str:
+    """CUDA of scheduled functions, by TVM's own TIR pipeline or one of ours."""
+    chosen = {} if pipeline is None else {"tir_pipeline": pipeline}
     module = IRModule({name: func.with_attr("global_symbol", name) for name, func in funcs.items()})
-    built = tvm.compile(module, target=Target(target, host={"kind": "llvm"}))
+    built = tvm.compile(module, target=Target(target, host={"kind": "llvm"}), **chosen)
     return str(built.mod.imports[0].inspect_source("cuda"))
 
 

@@ -378,13 +378,14 @@ def nearest_cpu(mcpu: str, features: Iterable[str]) -> HardwareModel:
 
 def nearest_gpu(arch: str) -> HardwareModel:
     """The CUDA preset of the newest architecture not newer than `arch` (`sm_90a`, `sm_87`, ...)."""
-    wanted = _capability(arch)
+    wanted = capability(arch)
     gpus = [model for model in _PRESETS.values() if model.kind == "cuda"]
-    older = [model for model in gpus if _capability(model.target["arch"]) <= wanted]
-    return max(older or gpus[:1], key=lambda model: _capability(model.target["arch"]))
+    older = [model for model in gpus if capability(model.target["arch"]) <= wanted]
+    return max(older or gpus[:1], key=lambda model: capability(model.target["arch"]))
 
 
-def _capability(arch: str) -> int:
+def capability(arch: str) -> int:
+    """Such as 90 of `sm_90a`; TargetError for what is no architecture."""
     digits = "".join(letter for letter in arch if letter.isdigit())
     if not arch.startswith("sm_") or not digits:
         raise TargetError(f"CUDA arch '{arch}' is not understood: give sm_<number>, like sm_80")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import msgspec
+
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import packed_divisor
 from tvm_ext.picker.anchor import choose_anchor, hidden_work, widest_bytes
@@ -21,7 +23,7 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.block import walks_rows
+from tvm_ext.tile.block import can_fetch_ahead, walks_rows
 from tvm_ext.tile.classify import (
     has_no_gaps,
     producers,
@@ -115,7 +117,11 @@ def block_plans(graph: TileGraph, anchor: int, hw: HardwareModel) -> Iterator[Ti
                         unroll=1,
                         attach=tuple(attach),
                     )
-                    if resident_blocks(graph, node, plan, hw):
+                    doubled = msgspec.structs.replace(plan, ahead=True)
+                    able = limits(hw).ahead and can_fetch_ahead(graph, plan)
+                    if able and resident_blocks(graph, node, doubled, hw):
+                        yield doubled
+                    elif resident_blocks(graph, node, plan, hw):
                         yield plan
 
 

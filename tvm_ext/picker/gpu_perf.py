@@ -11,6 +11,7 @@ from math import ceil, prod
 
 import msgspec
 
+from tvm_ext.hardware.catalog import capability
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import Estimate
 from tvm_ext.picker.traffic import KEPT, overlapped_us
@@ -21,7 +22,6 @@ from tvm_ext.tile.block import (
     fetch_width,
     is_skewed,
     made_inside,
-    stages,
     step_counts,
     thread_count,
     unrolled,
@@ -37,6 +37,8 @@ RESIDENT_THREADS = 2048
 RESIDENT_BLOCKS = 32
 BLOCK_BYTES = 1 << 10
 """Shared memory of a block that the system takes."""
+ASYNC_CAPABILITY = 80
+"""The first architecture with asynchronous copies to shared memory."""
 ADDRESS_REGISTERS = 32
 """Registers of a thread that hold addresses, loop counters and fetched elements on their way."""
 
@@ -87,6 +89,8 @@ class Limits(msgspec.Struct, frozen=True):
     """32-bit registers of all threads together."""
     registers_per_thread: int
     warp: int
+    ahead: bool
+    """Whether copies to shared memory can be under way beside other work (cp.async)."""
 
 
 def limits(hw: HardwareModel) -> Limits:
@@ -98,12 +102,13 @@ def limits(hw: HardwareModel) -> Limits:
         registers=int(target.get("registers_per_block", 65536)),
         registers_per_thread=hw.vector_registers,
         warp=int(target.get("thread_warp_size", 32)),
+        ahead=capability(target["arch"]) >= ASYNC_CAPABILITY,
     )
 
 
 def shared_bytes(graph: TileGraph, plan: TilePlan) -> int:
     """Shared memory of a block of the `block` rule."""
-    return stages(graph, plan) * copy_bytes(graph, plan)
+    return (2 if plan.ahead else 1) * copy_bytes(graph, plan)
 
 
 def register_count(graph: TileGraph, node: TileNode, plan: TilePlan) -> int:
@@ -191,7 +196,7 @@ def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
     shared = iterations * (ports * PORT_CYCLES + apart * GLOBAL_CYCLES)
     shared += fetches * FETCH_PORT_CYCLES
     chain = warp + iterations / depth * WAIT_CYCLES
-    if stages(graph, plan) > 1:
+    if plan.ahead:
         chain = max(chain, MEMORY_CYCLES)
     else:
         chain += waits * MEMORY_CYCLES
@@ -210,7 +215,7 @@ def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estim
     resident = min(mine, max(1, resident_blocks(graph, node, plan, hw)))
     once = step_cycles(graph, plan, hw)
     issued = resident * warps * once.warp / SCHEDULERS
-    first = MEMORY_CYCLES if stages(graph, plan) > 1 else 0.0
+    first = MEMORY_CYCLES if plan.ahead else 0.0
     paces = (issued * steps, resident * once.ports * steps, once.chain * steps + first)
     pace = sum(each**SOFT for each in paces) ** (1 / SOFT)
     compute_us = mine / resident * (entered * pace + START_CYCLES) / hw.clock_ghz / 1e3

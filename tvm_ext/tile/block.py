@@ -146,7 +146,7 @@ def stepped(node: TileNode, plan: TilePlan) -> tuple[int, ...]:
     inside it. One loop over several would count by remainders: what nvcc 13.0 makes of those of the
     next step (`(k + 1) % 96 * 16` in 16 bits) reads from elsewhere."""
     counts = plan.at("shared").counts(node.axes)
-    reduce = [axis for axis in plan.order if node.axes[axis].kind == "reduce"]
+    reduce = [axis for axis in plan.order if axis in node.reduce]
     several = [place for place, axis in enumerate(reduce) if counts[axis] > 1]
     return tuple(reduce[several[-1] if several else 0 :])
 
@@ -158,11 +158,11 @@ def step_counts(node: TileNode, plan: TilePlan) -> tuple[int, int]:
     return prod(counts[axis] for axis in node.reduce) // inside, inside
 
 
-def stages(graph: TileGraph, plan: TilePlan) -> int:
-    """Steps kept in shared memory at once: two where there are several and two fit, so that one is
-    fetched while the other is computed with."""
+def can_fetch_ahead(graph: TileGraph, plan: TilePlan) -> bool:
+    """Whether a block has a next step, and room to keep two: one is then fetched while the other is
+    computed with."""
     _, steps = step_counts(graph.nodes[plan.anchor], plan)
-    return 2 if steps > 1 and 0 < 2 * copy_bytes(graph, plan) <= STATIC_BYTES else 1
+    return steps > 1 and 0 < 2 * copy_bytes(graph, plan) <= STATIC_BYTES
 
 
 def fetch_width(graph: TileGraph, plan: TilePlan, tensor: int) -> int:

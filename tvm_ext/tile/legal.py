@@ -11,6 +11,7 @@ from math import prod
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.block import can_fetch_ahead
 from tvm_ext.tile.classify import (
     TransformChain,
     cut_axis,
@@ -67,8 +68,6 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
             raise PlanError("anchor", f"plan: stage {stage} does not exist; there are {count}")
     if len(set(attached)) < len(attached):
         raise PlanError("attach", f"plan: stages {attached[1:]} attached to stage {plan.anchor}")
-    if plan.ahead and not can_ask_ahead(graph, plan):
-        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     node = graph.nodes[plan.anchor]
     tiles = {entry.level: entry.tile for entry in reversed(plan.tiles)}  # `at` takes the first
     for level in LEVELS[plan.rule]:
@@ -81,6 +80,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         boxes = plan.rule in ("tile", "block") and level != "shared"
         if boxes and not has_no_gaps(node, tiles[level]):
             raise PlanError("gaps", f"plan: {level} tile {tiles[level].extents} leaves gaps")
+    if plan.ahead and not can_ask_ahead(graph, plan):
+        raise PlanError("ahead", f"plan: rule {plan.rule} has no next task here to ask for")
     if plan.rule == "tile":
         check_tile(graph, node, plan)
     elif plan.rule == "chain":
@@ -155,7 +156,9 @@ def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
 
 def can_ask_ahead(graph: TileGraph, plan: TilePlan) -> bool:
     """Whether a plan has steps that could ask for the data of what comes next: those of a reduction
-    to register tiles, and of a chain with all of its stages inside its tasks."""
+    to register tiles, of a GPU's block, and of a chain with all of its stages inside its tasks."""
+    if plan.rule == "block":
+        return can_fetch_ahead(graph, plan)
     if plan.rule == "tile":
         return graph.nodes[plan.anchor].kind == "reduce"
     inside = all(entry.level == "core" for entry in plan.attach)

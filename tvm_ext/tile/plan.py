@@ -52,7 +52,7 @@ class TilePlan(msgspec.Struct, frozen=True):
               `strips` those of all pieces of a strip
     ahead     whether steps of the product ask for what comes next: of `chain` what the next task
               transforms and the places of this one's results, of `tile` what the epilogue of the
-              next register tile reads and writes
+              next register tile reads and writes, of `block` the copies of the next step
     """
 
     rule: str

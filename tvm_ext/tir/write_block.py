@@ -23,7 +23,6 @@ from tvm_ext.tile.block import (
     fetch_width,
     is_skewed,
     made_inside,
-    stages,
     stepped,
     strip,
     thread_count,
@@ -92,7 +91,7 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
         schedule.unroll(inner[axis])
     ends = graph.nodes[plan.anchor if epilogue is None else epilogue].write.tensor
     _store(schedule, schedule.get_loops(after)[len(strips) + 2 :], graph.tensors[ends].shape[-1])
-    if stages(graph, plan) > 1:
+    if plan.ahead:
         _fetch_ahead(schedule, steps, len(copies))
     depth = unrolled(step.extents[reduce[-1]], register.points)
     if depth > 1:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, exchange_us, pick
+from tvm_ext.picker.traffic import handed_on_us
 from tvm_ext.picker.align import lanes_for, tile_lanes
 from tvm_ext.picker.perf import estimate, pieces, register_cycles
 from tvm_ext.picker.traffic import staging_us
@@ -206,6 +207,18 @@ def test_rows_are_shared_out_where_columns_would_be_a_little_quicker_alone() -> 
     dearer_us = exchange_us(graph, alone.plan, hw)
     assert alone.estimate.latency_us <= best.estimate.latency_us
     assert best.estimate.latency_us <= alone.estimate.latency_us + dearer_us
+
+
+def test_weights_are_not_handed_on() -> None:
+    """A depthwise window of 7 x 7 over 768 channels cut across its channels: 150 kB of weights are
+    read by one core each, 670 kB of activations in part by the core that has not written them."""
+    graph, hw = depthwise(7, 7, 768, kernel=7), msgspec.structs.replace(get(MACHINES[0]), cores=2)
+    image, weights = (access.tensor for access in graph.nodes[0].reads)
+    plans = [candidate.plan for candidate in pick(graph, hw, TOP)]
+    across = next(plan for plan in plans if plan.at("core").extents[3] < 768 and plan.parallel)
+    moved = graph.io_bytes - graph.tensors[weights].size_bytes
+    assert graph.tensors[image].size_bytes < moved < graph.io_bytes
+    assert exchange_us(graph, across, hw) == handed_on_us(moved, 2, hw)
 
 
 @pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])

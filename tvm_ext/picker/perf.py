@@ -298,7 +298,11 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
     if not sums_columns(graph, node) and (not plan.parallel or cut == long[:1]):
         return 0.0
-    exchanged = min(graph.io_bytes - packed_bytes(graph, node), hw.own_cache_bytes * hw.cores)
+    # weights come from memory, whoever reads them
+    whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
+    weights = {access.tensor for access in (*packed_reads(node), *whole)}
+    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
+    exchanged = min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores)
     return handed_on_us(exchanged, hw.cores, hw)
 
 
@@ -338,7 +342,8 @@ def _task(
     panels_bytes = sum(access_bytes(graph, access, box) for access in packed_reads(node))
     held = graph.io_bytes < hw.own_cache_bytes * hw.cores * USABLE
     # what the cores' own caches hold comes from there, but once to each of them
-    once_bytes = graph.io_bytes / core_waves(node, plan.at("core"), cores) if held else 0.0
+    whole_bytes = graph.io_bytes - packed_bytes(graph, node)
+    once_bytes = whole_bytes / core_waves(node, plan.at("core"), cores) if held else 0.0
     for level, source in pairwise(entry for entry in hw.levels if entry.name != "register"):
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue

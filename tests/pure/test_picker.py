@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, exchange_us, pick
-from tvm_ext.picker.traffic import handed_on_us
 from tvm_ext.picker.align import lanes_for, tile_lanes
 from tvm_ext.picker.perf import estimate, pieces, register_cycles
-from tvm_ext.picker.traffic import staging_us
+from tvm_ext.picker.traffic import handed_on_us, staging_us
 from tvm_ext.tile import LevelTile, Tile, TileGraph, TilePlan, encode_plan
 from tvm_ext.tile.classify import is_square, vector_axis
 from tvm_ext.tile.shift import plan_shifts

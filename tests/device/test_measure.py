@@ -71,14 +71,18 @@ def test_kernels_of_a_batch_share_a_child_until_one_fails(monkeypatch):
     class Scripted:
         """A child that fails as it is told to by the number of a case."""
 
-        def ask(self, place, best_us):
+        known = frozenset(range(5))
+
+        def ask(self, place, job, limits, best_us):
             kinds = {1: "wrong", 2: "launch", 3: "hang"}
             return Outcome(failure=Failure(kinds[place], "")) if place in kinds else Outcome((1.0,))
 
         def end(self):
             pass
 
-    cases = [(Built.__new__(Built), job(double))] * 5
+    cases = [(Built.__new__(Built), job(double)) for _ in range(5)]
+    for number, (kernel, _) in enumerate(cases):
+        kernel.number = number
     with runner.Runner(cases, Limits(1.0)) as running:
 
         def forked_by(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 from tvm_ext.errors import PlanError
@@ -19,9 +20,12 @@ MESSAGE_CHARS = 300
 
 class Built:
     """A compiled kernel. With `run` its machine code exists already: a forked child can call it at
-    once as `main`."""
+    once as `main`, and knows it by its `number`."""
+
+    _numbers = count()
 
     def __init__(self, executable: Any, name: str, run: bool) -> None:
+        self.number = next(Built._numbers)
         self.module = executable.jit()
         self.main: Any = self.module[name] if run else None
 

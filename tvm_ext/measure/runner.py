@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from tvm_ext.measure.build import Built
@@ -57,17 +58,24 @@ class Runner:
     pay for what they did to its memory: it is tried again in a child of its own. One that hangs
     is not, it would take the time limit once more.
 
-    To fork, to start the threads and to end cost a child as much as 15 calls of a kernel of 1 ms.
+    To fork, to start the threads and to touch every page for the first time cost a child as much as
+    45 calls of a kernel of 1 ms: it stays for other cases of kernels that it knows. But while it
+    does, the process it comes from is slow to write (compiling takes 1.4 times as long).
 
     cases   kernels and what is asked of them; all are compiled already, or have failed to
-    inputs  kept by the caller from one batch to the next
     """
 
-    def __init__(self, cases: Sequence[Case], limits: Limits, inputs: Inputs | None = None) -> None:
-        self._cases = cases
-        self._limits = limits
-        self._inputs = inputs or Inputs()
+    def __init__(self, cases: Sequence[Case], limits: Limits) -> None:
+        self._inputs = Inputs()
         self._child: _Child | None = None
+        self.take(cases, limits)
+
+    def take(self, cases: Sequence[Case], limits: Limits, spare: Sequence[Built] = ()) -> None:
+        """Other cases from now on. A child that has to be forked for them is to know `spare`
+        kernels as well: those that may be asked for next."""
+        self._cases, self._limits, self._spare = cases, limits, spare
+        if self._child is not None and not self._child.known.issuperset(self._kernels(cases)):
+            self.close()
 
     def run(self, place: int, best_us: float = float("inf")) -> Outcome:
         """What comes of the kernel at `place`; those far behind `best_us` are not repeated."""
@@ -77,9 +85,14 @@ class Runner:
         outcome = self._ask(place, best_us) if self._child is not None else None
         if outcome is None or _doubtful(outcome):
             self._inputs.of(job)  # made here, every child has them
-            self._child = _Child(self._cases, self._limits, self._inputs)
+            known = {kernel.number: kernel for kernel in self._spare}
+            self._child = _Child(known | self._kernels(self._cases), self._inputs)
             outcome = self._ask(place, best_us)
         return outcome
+
+    @staticmethod
+    def _kernels(cases: Sequence[Case]) -> dict[int, Built]:
+        return {kernel.number: kernel for kernel, _ in cases if isinstance(kernel, Built)}
 
     def close(self) -> None:
         """End the child, if there is one."""
@@ -95,8 +108,11 @@ class Runner:
 
     def _ask(self, place: int, best_us: float) -> Outcome:
         """What the child says; it ends with a failure."""
+        kernel, job = self._cases[place]
         assert self._child is not None
-        answer = self._child.ask(place, best_us)
+        assert isinstance(kernel, Built)
+        job = msgspec.structs.replace(job, func=None)
+        answer = self._child.ask(kernel.number, job, self._limits, best_us)
         if isinstance(answer, str):
             raise RuntimeError(f"measuring a kernel failed in its child\n{answer}")
         if isinstance(answer, Outcome):
@@ -115,18 +131,19 @@ def _doubtful(outcome: Outcome) -> bool:
 class _Child:
     """A forked process that answers with outcomes until it is told to end or dies."""
 
-    def __init__(self, cases: Sequence[Case], limits: Limits, inputs: Inputs) -> None:
+    def __init__(self, kernels: Mapping[int, Built], inputs: Inputs) -> None:
+        self.known = frozenset(kernels)
         self._connection, theirs = Pipe()
         self._process = os.fork()
         if self._process == 0:
             self._connection.close()
-            _serve(theirs, cases, limits, inputs)
+            _serve(theirs, kernels, inputs)
         theirs.close()
 
-    def ask(self, place: int, best_us: float) -> Outcome | str | int:
+    def ask(self, number: int, job: Job, limits: Limits, best_us: float) -> Outcome | str | int:
         """An outcome, the traceback of a failure of our own, or how the process has ended."""
         try:
-            self._connection.send((place, best_us))
+            self._connection.send((number, job, limits, best_us))
             answer: Outcome | str = self._connection.recv()
             return answer
         except (EOFError, ConnectionError):
@@ -139,17 +156,13 @@ class _Child:
         os.waitpid(self._process, 0)
 
 
-def _serve(
-    connection: Connection, cases: Sequence[Case], limits: Limits, inputs: Inputs
-) -> NoReturn:
+def _serve(connection: Connection, kernels: Mapping[int, Built], inputs: Inputs) -> NoReturn:
     """The child's side. Its end is sudden: threads and kernels are nothing to be tidied up."""
     try:
         part_threads()
         while True:
-            place, best_us = connection.recv()
-            built, job = cases[place]
-            assert isinstance(built, Built)
-            kernel = _Local(built, limits)
+            number, job, limits, best_us = connection.recv()
+            kernel = _Local(kernels[number], limits)
             outcome = verify_and_time(kernel, job, inputs.of(job), limits, best_us)
             clear_alarm()
             connection.send(outcome)

@@ -106,7 +106,7 @@ def _repeat(
     cold: bool,
     best_us: float,
 ) -> tuple[float, ...]:
-    """Latencies in us of `REPEATS` repeats of at least `REPEAT_MS` each, in up to `ROUNDS` rounds;
+    """Latencies in us of `REPEATS` repeats of about `REPEAT_MS` each, in up to `ROUNDS` rounds;
     `cold` makes a repeat one call on cold caches. A kernel too long to be repeated within
     half the time limit keeps the times of its verification calls, one that is behind the best
     that of its first repeat.
@@ -120,14 +120,15 @@ def _repeat(
     if repeats < 1:
         return tuple(calls_us)
 
-    def timed(count: int) -> list[float]:
-        """TVM calls the kernel once more before each evaluation, so several repeats are one."""
+    def timed(count: int, call_us: float, least_ms: float) -> list[float]:
+        """TVM calls the kernel once more before each evaluation, so several repeats are one. One
+        that takes less than `least_ms` is made again, longer."""
         evaluate = kernel.module.time_evaluator(
             "main",
             tvm.cpu(),
-            number=1 if cold else max(1, ceil(REPEAT_MS / 1e3 / call_s)),
+            number=1 if cold else max(1, ceil(REPEAT_MS * 1e3 / call_us)),
             repeat=count,
-            min_repeat_ms=0 if cold else ceil(REPEAT_MS),
+            min_repeat_ms=0 if cold else ceil(least_ms),
             f_preproc=FLUSH if cold else "",
         )
         set_alarm(limits, count)
@@ -137,7 +138,10 @@ def _repeat(
     start = perf_counter()
     for _ in range(ROUNDS):
         for count in (1, repeats - 1) if repeats > 1 else (1,):
-            latency_us += timed(count)
+            # calls for verification find nothing in the caches: fewer than needed, but enough
+            known = bool(latency_us)
+            call_us = latency_us[0] if known else min(calls_us)
+            latency_us += timed(count, call_us, 0.0 if known else REPEAT_MS / 2)
             behind = latency_us[0] > BEHIND * best_us
             if perf_counter() - start > limits.timeout_s or (behind and len(latency_us) == 1):
                 return tuple(latency_us)

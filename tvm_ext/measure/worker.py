@@ -22,13 +22,13 @@ import numpy.ma  # noqa: F401 - TVM's evaluator takes medians, which load it: on
 from tvm_ext.measure.build import Built, Written, build_many
 from tvm_ext.measure.inputs import Argument
 from tvm_ext.measure.job import Failure, Job
-from tvm_ext.measure.runner import Inputs, Runner
+from tvm_ext.measure.runner import Runner
 from tvm_ext.measure.sandbox import Limits
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import PrimFunc, tvm
 
-KEPT = 12
-"""Compiled kernels that stay: the yardstick of a search, its best, those it settles between."""
+KEPT = 24
+"""Compiled kernels that stay: a batch, its yardstick, the best of others before it."""
 
 
 def serve(descriptor: int) -> None:
@@ -38,24 +38,25 @@ def serve(descriptor: int) -> None:
         # A child that outlived this process would otherwise keep the other side waiting for it.
         os.register_at_fork(after_in_child=connection.close)
         target, workers = connection.recv()
-        kernels, inputs = _Kernels(tvm.target.Target(target), workers), Inputs()
+        kernels = _Kernels(tvm.target.Target(target), workers)
         gc.freeze()  # what is here for good is not looked through again, nor copied by children
-        while True:
-            request = connection.recv()
-            try:
-                for answer in _batch(connection, kernels, inputs, *request):
-                    connection.send(answer)
-            except ConnectionError:
-                raise
-            except Exception:
-                connection.send(("bug", traceback.format_exc()))
-            connection.send(("end",))
+        with Runner([], Limits(0.0)) as runner:
+            while True:
+                request = connection.recv()
+                try:
+                    for answer in _batch(connection, kernels, runner, *request):
+                        connection.send(answer)
+                except ConnectionError:
+                    raise
+                except Exception:
+                    connection.send(("bug", traceback.format_exc()))
+                connection.send(("end",))
 
 
 def _batch(
     connection: Connection,
     kernels: _Kernels,
-    inputs: Inputs,
+    runner: Runner,
     jobs: list[Job],
     limits: Limits,
     best_us: float,
@@ -69,17 +70,19 @@ def _batch(
         with lock:
             connection.send(("built" if finished else "building", index))
 
+    if kernels.lack(jobs):
+        runner.close()  # beside a child, every page that compiling writes to is copied first
     written = kernels.of(jobs, notify)
     fit: list[Built | Failure] = []
     for job, one in zip(jobs, written, strict=True):
         unfit = misfit(kernels.func(job), job.arguments) if isinstance(one.kernel, Built) else None
         fit.append(unfit or one.kernel)
-    with Runner(list(zip(fit, jobs, strict=True)), limits, inputs) as runner:
-        for index, one in enumerate(written):
-            yield "running", index
-            outcome = runner.run(index, best_us)
-            best_us = min(best_us, outcome.best_us)
-            yield "outcome", index, msgspec.structs.replace(outcome, tir_hash=one.tir_hash)
+    runner.take(list(zip(fit, jobs, strict=True)), limits, kernels.kept)
+    for index, one in enumerate(written):
+        yield "running", index
+        outcome = runner.run(index, best_us)
+        best_us = min(best_us, outcome.best_us)
+        yield "outcome", index, msgspec.structs.replace(outcome, tir_hash=one.tir_hash)
 
 
 class _Kernels:
@@ -94,6 +97,16 @@ class _Kernels:
     def func(self, job: Job) -> PrimFunc:
         """The function of a job of the batch at hand."""
         return self._funcs[job.func]
+
+    @property
+    def kept(self) -> list[Built]:
+        """Those that stay and can be called."""
+        found = (written.kernel for written in self._kept.values())
+        return [kernel for kernel in found if isinstance(kernel, Built)]
+
+    def lack(self, jobs: list[Job]) -> bool:
+        """Whether something has to be compiled for these."""
+        return any((job.func, job.plan) not in self._kept for job in jobs)
 
     def of(self, jobs: list[Job], notify: Callable[[int, bool], None]) -> list[Written]:
         """The kernel of every job, in order; `notify` is told of those that are compiled."""

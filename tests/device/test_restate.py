@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from onnx_models import make_model, run_plainly, value
 from simplify_case import operators, simplified
 
@@ -155,3 +156,46 @@ def test_attention_is_found_by_a_softmax_in_primitives() -> None:
     np.testing.assert_allclose(
         compiled(given)[0], run_plainly(model, given)[0], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("outputs", [["y"], ["y", "mean_out", "variance_out"]])
+@pytest.mark.parametrize(("shape", "opset"), [((2, 6, 5, 4), 17), ((3, 5, 7), 18)])
+def test_batch_norm_by_the_batch(shape: tuple[int, ...], opset: int, outputs: list[str]) -> None:
+    """With `training_mode` the statistics are those of the input; the running ones move on."""
+    random = np.random.default_rng(0)
+    names = ("scale", "bias", "mean", "variance")
+    rows = [random.uniform(0.5, 1.5, shape[1]).astype("float32") for _ in names]
+    node = helper.make_node(
+        "BatchNormalization", ["x", *names], outputs, epsilon=1e-3, momentum=0.8, training_mode=1
+    )
+    graph = helper.make_graph(
+        [node],
+        "norm",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(row, name) for row, name in zip(rows, names, strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    x = 3 * random.standard_normal(shape).astype("float32") + 1
+    wanted = ReferenceEvaluator(model).run(None, {"x": x})
+    for found, expected in zip(tvm_ext.compile(model)(x), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_standardised_weights_are_weights() -> None:
+    """What some networks do to their weights in every run is done once."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((1, 8, 3 * 3 * 4)).astype("float32")
+    ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
+    rows = {"w": weights, "s": ones, "b": zeros, "m": zeros, "v": ones}
+    rows["to"] = np.array([8, 4, 3, 3], np.int64)
+    nodes = [
+        helper.make_node("BatchNormalization", [*"wsbmv"], ["n", "p", "q"], training_mode=1),
+        helper.make_node("Reshape", ["n", "to"], ["k"]),
+        helper.make_node("Conv", ["x", "k"], ["y"]),
+    ]
+    model = make_model(nodes, [value("x", 1, 4, 9, 9)], ["y"], rows)
+    assert set(operators(simplified(model))) == {"Conv"}
+    x = random.standard_normal((1, 4, 9, 9)).astype("float32")
+    (found,) = tvm_ext.compile(model)(x)
+    np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-5, atol=1e-5)

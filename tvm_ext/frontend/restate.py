@@ -7,6 +7,8 @@ rewrite:
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
     GridSample(x, grid)    =>   GridSample(x, Cast(grid)), of a grid of doubles
     e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
+    BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
+                                shifted; d = x - ReduceMean(x): weights that networks standardise
 
 The first is half of Mish, with one exponential instead of two and a logarithm, for tanh(log(1 + e))
 = ((1 + e)² - 1) / ((1 + e)² + 1). Nothing cancels; from `FLAT` on it is 1 to the last digit, and e²
@@ -15,6 +17,7 @@ would leave the range later.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -148,6 +151,66 @@ def _axis(reduced: ir.Value) -> int | None:
     return axis if opset >= 13 or axis == len(shape) - 1 else None
 
 
+def _trained(op: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
+    return op.BatchNormalization(x, scale, bias, mean, variance, _outputs=["y", "m", "v"])
+
+
+def _trained_alone(op: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
+    return op.BatchNormalization(x, scale, bias, mean, variance, _outputs=["y"])
+
+
+def _in_training(outputs: int, _: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
+    node = y.producer()
+    training = node is not None and node.attributes.get_int("training_mode", 0) == 1
+    if node is None or len(node.outputs) != outputs:
+        return False
+    return training and x.dtype == ir.DataType.FLOAT and x.shape is not None and len(x.shape) > 1
+
+
+def _standardised(
+    op: Any,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    mean: ir.Value,
+    variance: ir.Value,
+    y: ir.Value,
+    **_: Any,
+) -> Any:
+    """The result, the running mean and the running variance, as many as the node has."""
+    node = y.producer()
+    assert node is not None
+    assert x.shape is not None
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    momentum = node.attributes.get_float("momentum", 0.9)
+    axes = [axis for axis in range(len(x.shape)) if axis != 1]
+    row = _constant(op, f"{x.name}_row", np.array([1, -1, *[1] * (len(axes) - 1)], np.int64))
+    flat = _constant(op, f"{x.name}_flat", np.array([-1], np.int64))
+
+    def reduced(value: Any) -> Any:
+        opset = node.graph.opset_imports.get("", 0) if node.graph is not None else 0
+        if opset < 18:
+            return op.ReduceMean(value, axes=axes, keepdims=1)
+        given = _constant(op, f"{x.name}_axes", np.array(axes, np.int64))
+        return op.ReduceMean(value, given, keepdims=1)
+
+    centre = reduced(x)
+    centred = op.Sub(x, centre)
+    spread = reduced(op.Mul(centred, centred))
+    small = _constant(op, f"{x.name}_epsilon", np.float32(epsilon))
+    unit = op.Div(centred, op.Sqrt(op.Add(spread, small)))
+    result = op.Add(op.Mul(unit, op.Reshape(scale, row)), op.Reshape(bias, row))
+    if len(node.outputs) == 1:
+        return result
+    old = _constant(op, f"{x.name}_old", np.float32(momentum))
+    new = _constant(op, f"{x.name}_new", np.float32(1 - momentum))
+
+    def moved(before: ir.Value, now: Any) -> Any:
+        return op.Add(op.Mul(before, old), op.Mul(op.Reshape(now, flat), new))
+
+    return result, moved(mean, centre), moved(variance, spread)
+
+
 def _constant(op: Any, name: str, value: Any) -> ir.Value:
     constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
     return constant
@@ -159,4 +222,6 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
+    RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),
+    RewriteRule(_trained_alone, _standardised, partial(_in_training, 1), name="BatchNormAlone"),
 )

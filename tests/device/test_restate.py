@@ -199,3 +199,48 @@ def test_standardised_weights_are_weights() -> None:
     x = random.standard_normal((1, 4, 9, 9)).astype("float32")
     (found,) = tvm_ext.compile(model)(x)
     np.testing.assert_allclose(found, run_plainly(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "box", "left"),
+    [
+        ((2, 5, 7), [(0, 2), (1, 5), (2, 6)], {"Relu", "Slice", "Concat"}),
+        ((3, 4, 5, 6), [(0, 3), (0, 4), (1, 5), (0, 6)], {"Relu", "Slice", "Concat"}),
+        ((4, 6), [(1, 3)], {"Relu", "Slice", "Concat"}),
+        ((2, 5, 7), [(0, 2), (0, 5)], {"Relu"}),
+    ],
+    ids=["inner", "one axis", "rows", "all"],
+)
+def test_scattering_a_box_is_putting_it_there(
+    shape: tuple[int, ...], box: list[tuple[int, int]], left: set[str]
+) -> None:
+    counted = np.meshgrid(*[np.arange(*ends) for ends in box], indexing="ij")
+    indices = np.stack(counted, -1).astype("int64")
+    put = (*indices.shape[:-1], *shape[len(box) :])
+    random = np.random.default_rng(0)
+    x, u = (random.standard_normal(s).astype("float32") for s in (shape, put))
+    model = scattering(shape, put, indices)
+    assert set(operators(simplified(model))) == left
+    np.testing.assert_array_equal(
+        tvm_ext.compile(model)(x, u)[0], run_plainly(model, {"x": x, "u": u})[0]
+    )
+
+
+def scattering(
+    shape: tuple[int, ...], put: tuple[int, ...], indices: np.ndarray
+) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Relu", ["u"], ["r"]),
+        helper.make_node("ScatterND", ["x", "i", "r"], ["s"]),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    inputs = [value("x", *shape), value("u", *put)]
+    return make_model(nodes, inputs, ["y"], {"i": indices})
+
+
+@pytest.mark.parametrize("rows", [[2, 1, 3], [0, 2, 4], [1, 1, 2], [-1, 0, 1]])
+def test_other_indices_are_scattered(rows: list[int]) -> None:
+    """Out of order, with gaps, twice the same, from the end: no box."""
+    indices = np.array(rows, np.int64).reshape(-1, 1)
+    model = scattering((5, 4), (3, 4), indices)
+    assert "ScatterND" in operators(simplified(model))

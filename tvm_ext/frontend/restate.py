@@ -9,6 +9,8 @@ rewrite:
     e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
+    ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
+                                exporters make of `x[:, 1:5] = y`
 
 The first is half of Mish, with one exponential instead of two and a logarithm, for tanh(log(1 + e))
 = ((1 + e)² - 1) / ((1 + e)² + 1). Nothing cancels; from `FLAT` on it is 1 to the last digit, and e²
@@ -211,6 +213,65 @@ def _standardised(
     return result, moved(mean, centre), moved(variance, spread)
 
 
+def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
+    return op.ScatterND(x, indices, updates, _outputs=["y"])
+
+
+def _counts_a_box(_: Any, x: ir.Value, indices: ir.Value, y: ir.Value, **__: Any) -> bool:
+    node = y.producer()
+    plain = node is not None and node.attributes.get_string("reduction", "none") == "none"
+    return plain and _box(x, indices) is not None
+
+
+def _box(x: ir.Value, indices: ir.Value) -> list[tuple[int, int, int]] | None:
+    """Along each axis that is indexed: where the box begins and ends, and the extent; None if the
+    indices are not those of a box, in order, or are not known."""
+    if indices.const_value is None or x.shape is None:
+        return None
+    given = indices.const_value.numpy()
+    axes = given.shape[-1]
+    extents = [extent for extent in list(x.shape)[:axes] if isinstance(extent, int)]
+    if given.ndim - 1 != axes or not given.size or len(extents) < axes:
+        return None
+    box = []
+    for axis, extent in enumerate(extents):
+        along = given[..., axis]
+        first, count = int(along.flat[0]), along.shape[axis]
+        steps = np.arange(first, first + count).reshape([-1] + [1] * (axes - axis - 1))
+        if not 0 <= first <= extent - count or not np.array_equal(along, along * 0 + steps):
+            return None
+        box.append((first, first + count, extent))
+    return box
+
+
+def _assigned(op: Any, x: ir.Value, indices: ir.Value, updates: ir.Value, **_: Any) -> Any:
+    box = _box(x, indices)
+    assert box is not None
+
+    def part(value: Any, axis: int, begin: int, end: int) -> Any:
+        limits = [
+            _constant(op, f"{updates.name}_{what}_{axis}_{begin}_{end}", np.array([at], np.int64))
+            for what, at in (("from", begin), ("to", end), ("along", axis))
+        ]
+        return op.Slice(value, *limits)
+
+    def filled(value: Any, axis: int) -> Any:
+        if axis == len(box):
+            return updates
+        begin, end, extent = box[axis]
+        if (begin, end) == (0, extent):
+            return filled(value, axis + 1)
+        parts = [filled(part(value, axis, begin, end), axis + 1)]
+        if begin:
+            parts.insert(0, part(value, axis, 0, begin))
+        if end < extent:
+            parts.append(part(value, axis, end, extent))
+        return op.Concat(*parts, axis=axis)
+
+    result = filled(x, 0)
+    return op.Identity(result) if result is updates else result
+
+
 def _constant(op: Any, name: str, value: Any) -> ir.Value:
     constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
     return constant
@@ -222,6 +283,7 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
+    RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),
     RewriteRule(_trained_alone, _standardised, partial(_in_training, 1), name="BatchNormAlone"),
 )

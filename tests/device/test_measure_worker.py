@@ -224,3 +224,13 @@ def test_what_was_measured_is_measured_again_in_the_same_child() -> None:
         assert worker.children() == [child]
         assert timed(measurer.measure([job(slow)])[0])
         assert child not in worker.children()
+
+
+def test_a_worker_that_was_ended_unnoticed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory pressure may end it between the question whether it is there and its first word."""
+    others = psutil.Process().children()
+    with Measurer(TARGET, num_threads=1) as measurer:
+        measurer.measure([job(double)])
+        started_since(others).kill()
+        monkeypatch.setattr(remote.Remote, "alive", True)
+        assert all(timed(outcome) for outcome in measurer.measure([job(double), job(triple)]))

@@ -55,6 +55,7 @@ class Measurer:
         self._build_timeout_s = build_timeout_s
         self._build_workers = build_workers or num_threads
         self._worker: Remote | None = None
+        self._fresh = False
 
     def measure(self, jobs: Sequence[Job], best_us: float = float("inf")) -> list[Outcome]:
         """Verify and time candidates of one task, in order; one `Outcome` each.
@@ -111,6 +112,7 @@ class Measurer:
         """The worker, a new one if there is none or it has ended while idle."""
         if self._worker is not None and not self._worker.alive:
             self.close()
+        self._fresh = self._worker is None
         if self._worker is None:
             self._worker = self._start()
         self._worker.forget_words()
@@ -166,10 +168,14 @@ class Measurer:
     def _bury(
         self, building: list[int], running: list[int], outcomes: dict[int, Outcome]
     ) -> list[int]:
-        """The worker died. Blame the only job it was at, or return those it may have died over."""
+        """The worker died. Blame the only job it was at, or return those it may have died over. One
+        that has served before may have been ended before it began, and the batch goes to the next.
+        """
         words = self._worker.last_words() if self._worker else ""
         self.close()
         suspects = building or running
+        if not suspects and not self._fresh:
+            return []
         if not suspects:
             raise RuntimeError(f"the measuring process did not start: {words}")
         if len(suspects) > 1:

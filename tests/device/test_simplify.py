@@ -16,6 +16,7 @@ from onnx_models import (
 )
 from simplify_case import NORM, assert_same, check, normal, operators, simplified
 
+from tvm_ext.frontend import rewrite
 from tvm_ext.frontend.randomise import randomise
 
 pytest.importorskip("onnxruntime")
@@ -228,3 +229,27 @@ def test_a_convolution_that_two_norms_share_has_weights_for_each() -> None:
         {"weights": normal(4, 3, 3, 3), "bias": normal(4), **parameters},
     )
     check(shared, {"Conv": 2})
+
+
+def test_rules_tried_at_their_operators_do_what_they_do_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"], perm=[0, 2, 1]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["b", "first"], ["c"]),
+        helper.make_node("Reshape", ["c", "then"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("Relu", ["e"], ["f"]),
+        helper.make_node("Softplus", ["f"], ["g"]),
+        helper.make_node("Tanh", ["g"], ["y"]),
+    ]
+    shapes = {"first": np.array([4, -1], np.int64), "then": np.array([-1, 6], np.int64)}
+    model = make_model(nodes, [value("x", 2, 3, 4)], ["y"], shapes)
+    found = operators(simplified(model))
+    tried: list[str] = []
+    monkeypatch.setattr(rewrite, "_by_root", lambda rule: tried.append(rule.name) or rule)
+    assert operators(simplified(model)) == found
+    assert len(tried) > 30
+    assert found["Transpose"] == found["Reshape"] == found["Relu"] == 1
+    assert not found["Tanh"]

@@ -8,7 +8,9 @@ whole graph at every node, and slices are read in place where the parts of a spl
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import count
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import common as tidying
@@ -62,9 +64,27 @@ def rewrite(model: ir.Model) -> bool:
         rules.remove_optional_bias_from_conv_transpose_rule,
         rules.remove_optional_bias_from_gemm_rule,
     )
-    modified = bool(RewritePass(chosen)(model).modified)
+    modified = bool(RewritePass([*map(_by_root, chosen)])(model).modified)
     _name_apart(model.graph)
     return modified
+
+
+def _by_root(rule: Any) -> Any:
+    """The rule, tried only where the node that its pattern ends with has the right operator.
+
+    onnxscript begins a match of every rule at every node and finds that out inside, which took half
+    of the time that rewriting takes.
+    """
+    root = rule._target_pattern.output_nodes[0].op
+    rooted = copy(rule)
+
+    def try_rewrite(model: Any, graph: Any, node: ir.Node, **options: Any) -> Any:
+        return (
+            rule.try_rewrite(model, graph, node, **options) if root.matches(node.op_type) else None
+        )
+
+    rooted.try_rewrite = try_rewrite
+    return rooted
 
 
 def _name_apart(graph: ir.Graph) -> None:

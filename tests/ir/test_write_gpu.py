@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from block_plans import block_plan
 from funcs import FUNCS, conv_func, map_func, matmul_func, softmax_func
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,18 +35,6 @@ from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 MACHINES = ("cuda/sm_80", "cuda/sm_90")
 everywhere = pytest.mark.parametrize("machine", MACHINES)
-
-
-def block_plan(
-    core: tuple[int, ...],
-    shared: tuple[int, ...],
-    register: tuple[int, ...],
-    attach: tuple[Attach, ...] = (),
-    anchor: int = 0,
-) -> TilePlan:
-    levels = {"core": core, "shared": shared, "register": register}
-    tiles = tuple(LevelTile(name, Tile(tile)) for name, tile in levels.items())
-    return TilePlan("block", anchor, tiles, tuple(range(len(core))), 1, 1, 1, attach)
 
 
 def flat_plan(rule: str, core: tuple[int, ...], lanes: int, unroll: int = 1) -> TilePlan:

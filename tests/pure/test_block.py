@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from block_plans import block_plan
 from graphs import conv, matmul
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile import LevelTile, Tile, TilePlan
+from tvm_ext.tile import Tile, TilePlan
 from tvm_ext.tile.block import (
     STATIC_BYTES,
     can_fetch_ahead,
@@ -25,15 +26,6 @@ from tvm_ext.tile.block import (
     unrolled,
 )
 from tvm_ext.tile.legal import check_plan
-
-
-def block_plan(
-    core: tuple[int, ...], shared: tuple[int, ...], register: tuple[int, ...], anchor: int = 0
-) -> TilePlan:
-    levels = {"core": core, "shared": shared, "register": register}
-    tiles = tuple(LevelTile(name, Tile(tile)) for name, tile in levels.items())
-    return TilePlan("block", anchor, tiles, tuple(range(len(core))), 1)
-
 
 PRODUCT = matmul(256, 256, 128)
 PLAN = block_plan((64, 64, 128), (64, 64, 32), (8, 8, 1))
@@ -93,7 +85,7 @@ def test_steps_are_those_of_one_axis() -> None:
         shared[channels] = steps["channels"]
         for axis in window:
             shared[axis] = steps["window"]
-        made = block_plan(tuple(core), tuple(shared), tuple(register), anchor)
+        made = block_plan(tuple(core), tuple(shared), tuple(register), anchor=anchor)
         order = (*node.space, *window, channels)
         return msgspec.structs.replace(made, order=order)
 

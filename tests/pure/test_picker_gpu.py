@@ -169,3 +169,11 @@ def test_rows_that_do_not_fit_get_a_kernel_for_every_stage() -> None:
     """100 000 elements of softmax are 400 kB: no block can keep them."""
     assert pick(softmax(8, 1000), get("cuda/sm_90"))[0].plan.rule == "block_rows"
     assert pick(softmax(8, 100_000), get("cuda/sm_90"))[0].plan.rule == "block_loose"
+
+
+def test_a_target_that_names_no_architecture_is_its_presets() -> None:
+    """A TVM target may be given as its kind alone."""
+    for name, ahead in (("cuda/sm_75", False), ("cuda/sm_80", True)):
+        hw = msgspec.structs.replace(get(name), target={"kind": "cuda"})
+        assert limits(hw).ahead == ahead
+        assert pick(matmul(64, 64, 64), hw)

@@ -149,8 +149,12 @@ def _axis(reduced: ir.Value) -> int | None:
     if len(axes) != 1 or not node.attributes.get_int("keepdims", 1) or shape is None:
         return None
     axis = axes[0] % len(shape)
-    opset = node.graph.opset_imports.get("", 0) if node.graph is not None else 0
-    return axis if opset >= 13 or axis == len(shape) - 1 else None
+    return axis if _opset(node) >= 13 or axis == len(shape) - 1 else None
+
+
+def _opset(node: ir.Node) -> int:
+    """The operator set that a node is read by; 0 if that is not known."""
+    return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
 
 
 def _trained(op: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
@@ -190,8 +194,7 @@ def _standardised(
     flat = _constant(op, f"{x.name}_flat", np.array([-1], np.int64))
 
     def reduced(value: Any) -> Any:
-        opset = node.graph.opset_imports.get("", 0) if node.graph is not None else 0
-        if opset < 18:
+        if _opset(node) < 18:
             return op.ReduceMean(value, axes=axes, keepdims=1)
         given = _constant(op, f"{x.name}_axes", np.array(axes, np.int64))
         return op.ReduceMean(value, given, keepdims=1)
@@ -238,7 +241,9 @@ def _box(x: ir.Value, indices: ir.Value) -> list[tuple[int, int, int]] | None:
         along = given[..., axis]
         first, count = int(along.flat[0]), along.shape[axis]
         steps = np.arange(first, first + count).reshape([-1] + [1] * (axes - axis - 1))
-        if not 0 <= first <= extent - count or not np.array_equal(along, along * 0 + steps):
+        if not 0 <= first <= extent - count or not np.array_equal(
+            along, np.broadcast_to(steps, along.shape)
+        ):
             return None
         box.append((first, first + count, extent))
     return box

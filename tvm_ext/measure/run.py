@@ -174,9 +174,9 @@ class Measurer:
         words = self._worker.last_words() if self._worker else ""
         self.close()
         suspects = building or running
-        if not suspects and not self._fresh:
-            return []
         if not suspects:
+            if not self._fresh:
+                return []
             raise RuntimeError(f"the measuring process did not start: {words}")
         if len(suspects) > 1:
             return suspects

@@ -23,7 +23,7 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.block import can_fetch_ahead, walks_rows
+from tvm_ext.tile.block import can_fetch_ahead, vector_elements, walks_rows
 from tvm_ext.tile.classify import (
     has_no_gaps,
     producers,
@@ -50,7 +50,6 @@ ROW_ELEMENTS = 4
 PACKED_THREADS = 64
 """Most threads across for the sake of covering a whole packed block."""
 FLAT_THREADS = 256
-FETCH_BYTES = 16
 FETCHES = 4
 """Loads of one thread in a flat block, so that several are on their way at once."""
 
@@ -202,7 +201,7 @@ def flat_blocks(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:
     node = graph.nodes[anchor]
     points = prod(node.extents)
     warp = limits(hw).warp
-    unroll = max(1, FETCH_BYTES // widest_bytes(graph, node))
+    unroll = vector_elements(widest_bytes(graph, node))
     unroll = unroll if walks_rows(graph, node, unroll) else 1
     threads = FLAT_THREADS
     while threads > warp and points < threads * unroll * hw.cores:

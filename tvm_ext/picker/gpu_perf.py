@@ -16,6 +16,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import Estimate
 from tvm_ext.picker.traffic import KEPT, overlapped_us
 from tvm_ext.tile.block import (
+    STATIC_BYTES,
     copied,
     copy_box,
     copy_bytes,
@@ -24,7 +25,7 @@ from tvm_ext.tile.block import (
     made_inside,
     step_counts,
     thread_count,
-    unrolled,
+    unrolled_steps,
     vector_elements,
 )
 from tvm_ext.tile.classify import vector_axis
@@ -95,14 +96,14 @@ class Limits(msgspec.Struct, frozen=True):
 
 def limits(hw: HardwareModel) -> Limits:
     """The limits in the model's target, or CUDA's common ones where it does not say."""
-    target = hw.target
+    target, preset = hw.target, hw.name.removeprefix("cuda/")
     return Limits(
         threads=int(target.get("max_threads_per_block", 1024)),
-        shared_bytes=int(target.get("max_shared_memory_per_block", 48 << 10)),
+        shared_bytes=int(target.get("max_shared_memory_per_block", STATIC_BYTES)),
         registers=int(target.get("registers_per_block", 65536)),
         registers_per_thread=hw.vector_registers,
         warp=int(target.get("thread_warp_size", 32)),
-        ahead=capability(target["arch"]) >= ASYNC_CAPABILITY,
+        ahead=capability(target.get("arch", preset)) >= ASYNC_CAPABILITY,
     )
 
 
@@ -125,12 +126,6 @@ def register_count(graph: TileGraph, node: TileNode, plan: TilePlan) -> int:
     return own + sum(operands) + ADDRESS_REGISTERS
 
 
-def unrolled_steps(node: TileNode, plan: TilePlan) -> int:
-    """Steps of the reduction whose operands a thread loads at once."""
-    last = [axis for axis in plan.order if node.axes[axis].kind == "reduce"][-1]
-    return unrolled(plan.at("shared").extents[last], plan.at("register").points)
-
-
 def resident_blocks(graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel) -> int:
     """Blocks one multiprocessor holds at once; 0 if not even one fits."""
     limit, threads = limits(hw), thread_count(node, plan)
@@ -150,8 +145,8 @@ def resident_blocks(graph: TileGraph, node: TileNode, plan: TilePlan, hw: Hardwa
 class Step(msgspec.Struct, frozen=True):
     """What one step of a block costs, in cycles."""
 
-    warp: float
-    """Instructions that one warp issues."""
+    issued: float
+    """Instructions of all warps."""
     ports: float
     """Shared memory, for all warps."""
     chain: float
@@ -192,7 +187,7 @@ def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
         warp += count * (FETCH_CYCLES + (width == 1) * SINGLE_CYCLES)
         warp += count * MADE_CYCLES if tensor in made else 0.0
         waits += count * (MADE_WAITS if tensor in made else FETCH_WAITS)
-    warps = -(-threads // 32)
+    warps = -(-threads // limits(hw).warp)
     shared = iterations * (ports * PORT_CYCLES + apart * GLOBAL_CYCLES)
     shared += fetches * FETCH_PORT_CYCLES
     chain = warp + iterations / depth * WAIT_CYCLES
@@ -200,21 +195,20 @@ def step_cycles(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Step:
         chain = max(chain, MEMORY_CYCLES)
     else:
         chain += waits * MEMORY_CYCLES
-    return Step(warp, warps * shared, chain + BARRIER_CYCLES)
+    return Step(warps * warp, warps * shared, chain + BARRIER_CYCLES)
 
 
 def estimate_block(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     """Predicted time of a `block` plan; partial tiles are charged as whole ones."""
     node = graph.nodes[plan.anchor]
     core, step = plan.at("core"), plan.at("shared")
-    warps = -(-thread_count(node, plan) // limits(hw).warp)
     counts = core.counts(node.axes)
     blocks = prod(counts[axis] for axis in node.space)
     entered, steps = step_counts(node, plan)
     mine = ceil(blocks / hw.cores)
     resident = min(mine, max(1, resident_blocks(graph, node, plan, hw)))
     once = step_cycles(graph, plan, hw)
-    issued = resident * warps * once.warp / SCHEDULERS
+    issued = resident * once.issued / SCHEDULERS
     first = MEMORY_CYCLES if plan.ahead else 0.0
     paces = (issued * steps, resident * once.ports * steps, once.chain * steps + first)
     pace = sum(each**SOFT for each in paces) ** (1 / SOFT)

@@ -46,9 +46,15 @@ def strip(graph: TileGraph, node: TileNode, register: Tile, axis: int) -> int:
     return width if extent % width == 0 else extent
 
 
+def unrolled_steps(node: TileNode, plan: TilePlan) -> int:
+    """Steps of the innermost reduction whose operands a thread loads at once."""
+    last = [axis for axis in plan.order if axis in node.reduce][-1]
+    return unrolled(plan.at("shared").extents[last], plan.at("register").points)
+
+
 def unrolled(extent: int, points: int) -> int:
-    """Steps of the innermost reduction, of that extent, that are unrolled around a register tile of
-    so many points."""
+    """Steps of a reduction of that extent that are unrolled around a register tile of so many
+    points."""
     most = max(1, min(extent, MAX_DEPTH, MAX_UNROLLED // points))
     return next(depth for depth in range(most, 0, -1) if extent % depth == 0)
 

@@ -26,7 +26,7 @@ from tvm_ext.tile.block import (
     stepped,
     strip,
     thread_count,
-    unrolled,
+    unrolled_steps,
     vector_elements,
 )
 from tvm_ext.tile.classify import vector_axis
@@ -93,7 +93,7 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
     _store(schedule, schedule.get_loops(after)[len(strips) + 2 :], graph.tensors[ends].shape[-1])
     if plan.ahead:
         _fetch_ahead(schedule, steps, len(copies))
-    depth = unrolled(step.extents[reduce[-1]], register.points)
+    depth = unrolled_steps(node, plan)
     if depth > 1:
         schedule.unroll(schedule.split(inner[reduce[-1]], [None, depth])[1])
     schedule.decompose_reduction(block, [*outside, steps][0])

@@ -17,7 +17,8 @@ os.environ["TVM_NUM_THREADS"] = "2"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # Helpers shared by test folders lie beside the tests that own them.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("pure", "ir", "device")]
+FOLDERS = ("pure", "ir", "device", "emulator")
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in FOLDERS]
 
 import pytest  # noqa: E402
 

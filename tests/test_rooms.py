@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 
 LEVELS = {
     0: {
+        "cuda_libraries",
         "errors",
         "extents",
         "flags",

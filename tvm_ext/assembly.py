@@ -20,7 +20,7 @@ import tvm_ext
 from tvm_ext.edge_levels import stage_levels, step_levels
 from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
-from tvm_ext.hardware import physical_cores
+from tvm_ext.hardware import physical_cores, runs_here
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.build import one_line
@@ -30,16 +30,17 @@ from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.export import Parts, with_manifest
-from tvm_ext.runtime.kernel import Kernel
+from tvm_ext.runtime.kernel import DeviceKernel, Kernel
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tir.signature import hash_text
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, tirx, tvm, tvm_version
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, target_of, tirx, tvm, tvm_version
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 from tvm_ext.verify import check, has_reference
 
 Notify = Callable[[str], None]
 _NOTHING = "tvm_ext_nothing"
+AnyKernel = Kernel | DeviceKernel
 
 
 def quiet(_: str) -> None:
@@ -69,7 +70,7 @@ class Lowered:
     @property
     def runnable(self) -> bool:
         """Whether this machine can run the kernels."""
-        return self.hardware.name == "cpu/host"
+        return runs_here(self.hardware)
 
 
 def assemble(
@@ -89,7 +90,7 @@ def assemble(
         notes = (*notes, f"not verified: {lowered.hardware.name} is not this machine")
     count = len(lowered.tasks)
     checker = Checker(lowered, verify and lowered.runnable)
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, AnyKernel] = {}
     done: dict[str, Planned] = {}
     with ThreadPoolExecutor(physical_cores()) as pool:
         jobs = [(entry, pool.submit(checker.compile, entry)) for entry in planned]
@@ -113,23 +114,24 @@ class Checker:
 
     def __init__(self, lowered: Lowered, checked: bool) -> None:
         self._model = lowered.name
-        self._target = Target(lowered.hardware.target)
+        self._target = target_of(lowered.hardware.target)
+        self._kind = DeviceKernel if lowered.hardware.kind == "cuda" else Kernel
         self._runnable = lowered.runnable
         self._checked = checked
         self._verdicts: dict[tuple[str, str], str] = {}
 
-    def compile(self, entry: Planned) -> Kernel | Failure:
+    def compile(self, entry: Planned) -> AnyKernel | Failure:
         """The kernel's machine code."""
         name = entry.task.name
         built = compile_kernel(entry.func, self._target, name, run=False)
         if isinstance(built, Failure):
             return built
         try:
-            return Kernel(built.module, name, self._runnable)
+            return self._kind(built.module, name, self._runnable)
         except Exception as error:  # of whatever kind LLVM's refusal comes
             return Failure("compile", one_line(error))
 
-    def settle(self, entry: Planned, built: Kernel | Failure) -> tuple[Planned, Kernel]:
+    def settle(self, entry: Planned, built: AnyKernel | Failure) -> tuple[Planned, AnyKernel]:
         """The first of the task's options, from the present one on, that compiles and is right."""
         while True:
             if isinstance(built, Failure):
@@ -148,7 +150,7 @@ class Checker:
             entry = next_option(entry, reason)
             built = self.compile(entry)
 
-    def _wrong(self, entry: Planned, built: Kernel) -> str:
+    def _wrong(self, entry: Planned, built: AnyKernel) -> str:
         if not self._checked or entry.disputed:
             return ""
         key = (entry.task.signature, entry.tir_hash)
@@ -163,15 +165,15 @@ class Checker:
 def link(
     lowered: Lowered,
     planned: dict[str, Planned],
-    kernels: dict[str, Kernel],
+    kernels: dict[str, AnyKernel],
     notes: tuple[str, ...],
 ) -> Compiled:
     """The model's VM code with its kernels, the manifest inside it.
 
     A kernel that nobody calls is compiled with the VM's code: TVM gives a module without any a form
-    that can only be run from a file.
+    that can only be run from a file. GPU kernels are brought along by the VM's code, as TVM does.
     """
-    target = Target(lowered.hardware.target)
+    target = target_of(lowered.hardware.target)
     manifest = make_manifest(lowered, planned, notes)
     module = with_manifest(apply_plans(lowered.mod, planned), manifest)
     with target:
@@ -189,19 +191,26 @@ def link(
         with target:
             return tvm.compile(mod, target=target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE)
 
+    def bring(executable: Any, brought: Iterable[AnyKernel]) -> None:
+        for kernel in brought:
+            executable.mod.import_module(kernel.module)
+
     def parts() -> Parts:
         asking, weights = detach(rest)
-        return Parts(built(asking), [*kernels.values()], weights)
+        executable = built(asking)
+        bring(executable, (k for k in kernels.values() if isinstance(k, DeviceKernel)))
+        linked = [k for k in kernels.values() if isinstance(k, Kernel)]
+        return Parts(executable, linked, weights)
 
     executable = built(rest)
-    for kernel in kernels.values():
-        executable.mod.import_module(kernel.module)
+    bring(executable, kernels.values())
     return Compiled(executable.jit(), manifest, parts=parts)
 
 
 def _nothing(target: Target) -> PrimFunc:
     function = PrimFunc([], tirx.Evaluate(0))
-    return function.with_attr({"global_symbol": _NOTHING, "target": target, "tirx.noalias": True})
+    host = target.host or target
+    return function.with_attr({"global_symbol": _NOTHING, "target": host, "tirx.noalias": True})
 
 
 def make_manifest(
@@ -215,7 +224,7 @@ def make_manifest(
         model=lowered.name,
         hardware=lowered.hardware.fingerprint(),
         hardware_name=lowered.hardware.name,
-        target=str(Target(lowered.hardware.target)),
+        target=str(target_of(lowered.hardware.target)),
         num_threads=lowered.hardware.cores,
         inputs=lowered.inputs,
         outputs=lowered.outputs,

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
-from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
+from tvm_ext.cuda_libraries import use_nvcc
+from tvm_ext.errors import LogError, ModelError, ShapeError
 from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -27,7 +28,7 @@ from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import first_line, shield
 from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
-from tvm_ext.tvm_api import IRModule, Target, relax, tvm, tvm_version
+from tvm_ext.tvm_api import IRModule, relax, target_of, tvm, tvm_version
 
 
 @contextmanager
@@ -49,11 +50,6 @@ def without_collections() -> Iterator[None]:
 def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
     """The machine a target names, with the threads that are to be used. Raises TargetError."""
     hardware = resolve(target)
-    if hardware.kind == "cuda":
-        raise TargetError(
-            f"target {hardware.name}: whole models compile for CPUs only so far; use cpu, a "
-            "cpu/ or an arm/ target"
-        )
     if hardware.name == "cpu/host" or num_threads:
         threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)
@@ -90,7 +86,17 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         return _all_lowered(mod)
 
     name = open_extent(model, shapes)
-    with Target(hardware.target):
+    if hardware.kind == "cuda":
+        if name:
+            raise ShapeError(
+                f"shapes: {name} cannot be left open for {hardware.name}; give a number for {name}"
+            )
+        if not use_nvcc():
+            left_out.append(
+                "no nvcc: NVRTC compiles the kernels, with fast maths, where there is a CUDA "
+                "device; pip install 'tvm_ext[cuda]' for nvcc"
+            )
+    with target_of(hardware.target):
         if name:
             mod = None
             for sources in read_open(model, shapes):

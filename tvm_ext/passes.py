@@ -112,10 +112,11 @@ def graph_passes(
         can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
     )
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
+    on_cores = [] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     return [
         LowerEinsum(),
         LowerSplit(),
-        LowerTopK(hardware),
+        *on_cores,
         Normalise(),
         FoldLayout(),
         SplitBroadcasts(),

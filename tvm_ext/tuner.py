@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.assembly import assemble
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, TargetError
 from tvm_ext.flow import hardware_for, log_notes, lower, plan_all
+from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
@@ -94,6 +95,7 @@ def tune_all(
     The rest is as in `tune`; `shapes` must fit every model. Raises what `tune` raises.
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
+    refuse_devices(target)
     lowered = [lower(model, target, shapes, num_threads) for model in models]
     database = Database.open(log, create=True)
     tasks: dict[str, tuple[Task, tuple[float, ...]]] = {}
@@ -124,6 +126,16 @@ def tune_all(
         )
         for one in lowered
     ]
+
+
+def refuse_devices(target: Any) -> None:
+    """Raises TargetError for a GPU, whose kernels nothing here measures."""
+    hardware = resolve(target)
+    if hardware.kind == "cuda":
+        raise TargetError(
+            f"target {hardware.name}: kernels are measured on CPUs only; python -m tvm_ext.compile "
+            "takes the picker's plans for it"
+        )
 
 
 def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measurer | None:
@@ -184,6 +196,7 @@ def tune_tir(
     The rest is as in `tune`. Raises TargetError, LogError.
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
+    refuse_devices(target)
     hardware = hardware_for(target, num_threads)
     database = Database.open(log, create=True)
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.cuda_libraries import load_cudart
 from tvm_ext.errors import InstallError
 from tvm_ext.without_torch import without_torch
 
@@ -46,6 +47,7 @@ def tvm_version() -> str:
 
 
 check_install()
+load_cudart()
 with without_torch():
     import tvm
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
@@ -65,6 +67,12 @@ from tvm_ffi import (  # noqa: E402
     structural_map,
     structural_walk,
 )
+
+
+def target_of(given: dict[str, Any]) -> Target:
+    """The TVM target of a machine. What the CPU does beside a device is for this one's CPU."""
+    host = {"kind": "llvm"} if given["kind"] == "cuda" and "host" not in given else None
+    return Target(given, host=host)
 
 
 def element_bytes(buffer: Any) -> int:
@@ -337,6 +345,7 @@ __all__ = [
     "structural_walk",
     "substitute",
     "sums_up",
+    "target_of",
     "te",
     "tirx",
     "topi",

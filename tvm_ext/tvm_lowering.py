@@ -10,7 +10,10 @@ from tvm_ext.tvm_api import (
     PrimFunc,
     element_bytes,
     ir,
+    is_scheduled,
+    s_tir,
     structural_map,
+    structural_walk,
     tirx,
     tvm,
 )
@@ -108,12 +111,41 @@ def _for_cuda(mod: IRModule) -> bool:
     return any(target is not None and str(target.kind) == "cuda" for target in targets)
 
 
+def with_threads(mod: IRModule) -> IRModule:
+    """The module with a thread for each of the outer iterations of functions that have none yet."""
+    bare = {
+        variable: function
+        for variable, function in mod.functions.items()
+        if not (is_scheduled(function) or _has_threads(function))
+    }
+    result = mod.clone()
+    if bare:
+        result.update(s_tir.transform.DefaultGPUSchedule()(IRModule(bare)))
+    return result
+
+
+def _has_threads(func: PrimFunc) -> bool:
+    """Whether a function says itself what its threads do, as TVM's sorting does."""
+    found = False
+
+    def look(node: Any) -> None:
+        nonlocal found
+        by_loop = isinstance(node, tirx.For) and node.thread_binding is not None
+        found = found or by_loop or getattr(node, "attr_key", "") == "thread_extent"
+
+    structural_walk(func.body, [((tirx.For, tirx.AttrStmt), look)])
+    return found
+
+
 def _tir_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
     def run(mod: IRModule, ctx: Any) -> IRModule:
-        config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": _for_cuda(mod)}
+        cuda = _for_cuda(mod)
+        if cuda:
+            mod = with_threads(mod)
+        config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": cuda}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):
             return lower(mod)

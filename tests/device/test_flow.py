@@ -18,7 +18,14 @@ from tiny import X, assert_close, reference, saved
 
 import tvm_ext
 from tvm_ext import assembly, trials
-from tvm_ext.errors import InputError, LogError, ModelError, TargetError
+from tvm_ext.errors import (
+    ArtifactError,
+    InputError,
+    LogError,
+    ModelError,
+    ShapeError,
+    TargetError,
+)
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 
@@ -140,9 +147,26 @@ def test_a_module_without_main() -> None:
         tvm_ext.compile(tvm.IRModule())
 
 
-def test_whole_models_for_a_gpu_are_refused(model: Path) -> None:
-    with pytest.raises(TargetError, match="CPUs only"):
-        tvm_ext.compile(str(model), target="cuda/sm_90")
+def test_a_model_for_a_gpu_elsewhere(model: Path, tmp_path: Path) -> None:
+    """Where there is no device its kernels are CUDA code in the artifact, and nothing is run."""
+    foreign = tvm_ext.compile(str(model), target="cuda/sm_90")
+    assert foreign.manifest.device == "cuda"
+    assert {group.source for group in foreign.manifest.groups} == {"picker"}
+    assert any("not verified" in note for note in foreign.manifest.notes)
+    path = foreign.save(tmp_path / "gpu.so")
+    assert b"__global__" in path.read_bytes()
+    with pytest.raises(ArtifactError, match="is for a CUDA device"):
+        tvm_ext.load(path)
+
+
+def test_kernels_of_a_gpu_are_not_measured(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="measured on CPUs only"):
+        tvm_ext.tune(str(model), target="cuda/sm_90", trials=1, log=tmp_path)
+
+
+def test_extents_left_open_are_not_for_a_gpu(model: Path) -> None:
+    with pytest.raises(ShapeError, match="n cannot be left open"):
+        tvm_ext.compile(str(model), "cuda/sm_90", shapes={"x": ("n", 3, 18, 17)})
 
 
 def test_another_machines_code_is_not_run(model: Path) -> None:

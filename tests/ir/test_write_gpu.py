@@ -30,7 +30,7 @@ from tvm_ext.picker.gpu_perf import limits, shared_bytes
 from tvm_ext.search import neighbours
 from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
 from tvm_ext.tir import prepare, write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, te, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, te, tirx, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 MACHINES = ("cuda/sm_80", "cuda/sm_90")
@@ -151,6 +151,33 @@ def test_the_block_flat_rule() -> None:
     assert bound(func, "blockIdx.x") == [4]
     assert bound(func, "threadIdx.x") == [32]
     assert "T.vectorized(4)" in func.script()
+
+
+def masked_func() -> PrimFunc:
+    x, mask = te.placeholder((12, 48), name="x"), te.placeholder((12, 48), "bool", name="mask")
+    kept = te.compute(x.shape, lambda *at: tirx.Select(mask[at], x[at], 0.0), name="kept")
+    return te.create_prim_func([x, mask, kept])
+
+
+def test_booleans_are_in_no_vector() -> None:
+    """TVM's CUDA code has two bytes for each boolean of a vector, memory one."""
+    prepared = prepare(masked_func())
+    assert prepared is not None
+    assert pick(prepared.graph, get("cuda/sm_80"))[0].plan.unroll == 1
+    with pytest.raises(PlanError, match="booleans"):
+        write(masked_func(), flat_plan("block_flat", (3, 48), 32, 4))
+
+
+def test_a_product_that_is_masked_ends_without_vectors() -> None:
+    x, y = te.placeholder((64, 64), name="x"), te.placeholder((64, 64), name="y")
+    mask = te.placeholder((64, 64), "bool", name="mask")
+    k = te.reduce_axis((0, 64), name="k")
+    product = te.compute((64, 64), lambda i, j: te.sum(x[i, k] * y[k, j], k), name="product")
+    kept = te.compute((64, 64), lambda *at: tirx.Select(mask[at], product[at], 0.0), name="kept")
+    func = te.create_prim_func([x, y, mask, kept])
+    plan = block_plan((64, 64, 64), (64, 64, 8), (8, 8, 1))
+    plan = msgspec.structs.replace(plan, attach=(Attach(1, "register"),))
+    assert write(func, plan).script().count("T.vectorized(4)") == 2, "the copies"
 
 
 @everywhere

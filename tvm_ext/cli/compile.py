@@ -21,7 +21,7 @@ from tvm_ext.cli.common import (
     text_style,
     whole_model,
 )
-from tvm_ext.report.groups import groups_text, sources
+from tvm_ext.report.groups import groups_text, hardware_text, sources
 
 
 def make_parser() -> Parser:
@@ -83,8 +83,7 @@ def work(args: argparse.Namespace) -> Answer:
     }
     kernels = ", ".join(f"{source} {count}" for source, count in data["kernels"].items())
     lines = [
-        f"compiled {args.model} in {data['seconds']:.1f} s, "
-        f"for {manifest.hardware_name} ({manifest.hardware}), {manifest.num_threads} threads",
+        f"compiled {args.model} in {data['seconds']:.1f} s, for {hardware_text(manifest)}",
         f"kernels   {len(manifest.groups)}: {kernels}; {data['verified']} verified",
         checked,
         *note_lines(manifest.notes),

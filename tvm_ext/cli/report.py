@@ -90,8 +90,11 @@ def work(args: argparse.Namespace) -> Answer:
         return Answer(fusions_text(manifest, **text_style()), {"fusions": fusions})
     if not args.measure and picture is None:
         return Answer(groups_text(manifest, **text_style()), msgspec.to_builtins(manifest))
-    threads = use_threads(manifest.num_threads) if args.measure else manifest.num_threads
-    hardware = machine_of(manifest, threads)
+    on_cpu = manifest.device == "cpu"
+    cores = manifest.num_threads
+    if args.measure and on_cpu:
+        cores = use_threads(cores)
+    hardware = machine_of(manifest, cores)
     profile = None
     if args.measure:
         from tvm_ext.runtime.peak import Peak
@@ -99,7 +102,8 @@ def work(args: argparse.Namespace) -> Answer:
         with status(args.json) as say:
             say(f"running the model {args.runs} times")
             compiled = Compiled(executable, manifest)
-            profile = compiled.profile(runs=args.runs, read_peak=Peak(hardware).gflops)
+            read_peak = Peak(hardware).gflops if on_cpu else None
+            profile = compiled.profile(runs=args.runs, read_peak=read_peak)
         manifest = with_profile(manifest, profile)
     data: dict[str, Any] = msgspec.to_builtins(manifest)
     data["roofline"] = [line.to_dict() for line in group_lines(manifest, hardware, profile)]
@@ -114,8 +118,8 @@ def work(args: argparse.Namespace) -> Answer:
     return Answer(text, data)
 
 
-def machine_of(manifest: Manifest, threads: int) -> HardwareModel:
-    """The machine an artifact was made for, as many of its cores as run threads.
+def machine_of(manifest: Manifest, cores: int) -> HardwareModel:
+    """The machine an artifact was made for, with the cores that are used.
 
     Raises TargetError if that was somebody's own machine and is not this one.
     """
@@ -128,7 +132,7 @@ def machine_of(manifest: Manifest, threads: int) -> HardwareModel:
             f"artifact of {manifest.model}: made on another machine ({manifest.hardware}), whose "
             "roofs are not known here; report on it there, or compile the model here"
         )
-    return msgspec.structs.replace(found, cores=threads)
+    return msgspec.structs.replace(found, cores=cores)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ resolve  `resolve(target)`: from "cpu", a catalog name or a TVM target to a `Har
 from tvm_ext.hardware.catalog import get, names
 from tvm_ext.hardware.host import host
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
-from tvm_ext.hardware.resolve import resolve
+from tvm_ext.hardware.resolve import resolve, runs_here
 from tvm_ext.hardware.system import core_cpus, physical_cores
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "names",
     "physical_cores",
     "resolve",
+    "runs_here",
 ]

@@ -48,6 +48,20 @@ def resolve(target: Any) -> HardwareModel:
     raise TargetError(f"target of type {type(target).__name__} is not understood: {_ACCEPTED}")
 
 
+def runs_here(hardware: HardwareModel) -> bool:
+    """Whether kernels for a machine run on this one: on its processor, or the device beside it."""
+    if hardware.kind != "cuda":
+        return hardware.name == "cpu/host"
+    import tvm
+
+    device = tvm.cuda(0)
+    return bool(device.exist) and _arch(device) == hardware.target.get("arch")
+
+
+def _arch(device: Any) -> str:
+    return "sm_" + str(device.compute_version).replace(".", "")
+
+
 def _arm_host() -> HardwareModel:
     if platform.machine() not in ("aarch64", "arm64"):
         raise TargetError(
@@ -67,7 +81,7 @@ def _cuda_device() -> HardwareModel:
             "target 'cuda': no CUDA device is present: to compile for one elsewhere, name it, "
             f"one of {_names('cuda')}"
         )
-    arch = "sm_" + str(device.compute_version).replace(".", "")
+    arch = _arch(device)
     preset = catalog.nearest_gpu(arch)
     sms, l2_bytes = int(device.multi_processor_count), int(device.l2_cache_size_bytes)
     sizes = {"l2": l2_bytes, "dram": int(device.total_global_memory or 0)}

@@ -94,6 +94,8 @@ def build_many(
 
 
 def one_line(error: BaseException) -> str:
-    """The type and text of an exception on one line of bounded length."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """The type and text of an exception on one line of bounded length; of one by nvcc what it says,
+    without the code."""
+    said = str(error).rpartition("\nCompilation error:\n")[2]
+    text = " ".join(f"{type(error).__name__}: {said}".split())
     return text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 3] + "..."

@@ -129,6 +129,11 @@ class Manifest(msgspec.Struct, frozen=True):
     least: int = 1
     steps: tuple[Step, ...] = ()
 
+    @property
+    def device(self) -> str:
+        """What its kernels run on: `cpu` or `cuda`."""
+        return "cuda" if '"kind":"cuda"' in self.target else "cpu"
+
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as JSON."""

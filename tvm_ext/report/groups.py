@@ -76,15 +76,19 @@ def header(manifest: Manifest) -> Iterator[str]:
     verified = sum(group.verified for group in manifest.groups)
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     yield f"model      {manifest.model}"
-    yield (
-        f"hardware   {manifest.hardware_name} ({manifest.hardware}), {manifest.num_threads} threads"
-    )
+    yield f"hardware   {hardware_text(manifest)}"
     yield f"target     {manifest.target}"
     yield f"code hash  {manifest.code_hash} ({versions})"
     yield f"kernels    {len(manifest.groups)}: {counts}; {verified} verified"
     yield f"time       {_total(manifest)}"
     for note in manifest.notes:
         yield f"note       {note}"
+
+
+def hardware_text(manifest: Manifest) -> str:
+    """The machine that an artifact is for, and how much of it."""
+    cores = "multiprocessors" if manifest.device == "cuda" else "threads"
+    return f"{manifest.hardware_name} ({manifest.hardware}), {manifest.num_threads} {cores}"
 
 
 def _total(manifest: Manifest) -> str:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, decode_manifest
 from tvm_ext.runtime.machine import Machine, ffi, silence, to_arrays
@@ -27,8 +28,12 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
         )
     try:
         with silence():
-            module = ffi().load_module(str(path.resolve()))
+            module = _opened(path)
     except Exception as error:
+        if "load_from_bytes.cuda" in str(error):
+            raise ArtifactError(
+                f"artifact {path}: is for a CUDA device, and this machine has none, or no driver"
+            ) from error
         raise ArtifactError(
             f"artifact {path}: not a shared library this machine can load: {last_line(error)}"
         ) from error
@@ -43,6 +48,20 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
             f"artifact {path}: cut short or stripped, its weights are missing; make it again"
         )
     return module, decode_manifest(data)
+
+
+def _opened(path: Path) -> Any:
+    """The library as TVM's module. GPU kernels that were written where there was no GPU come as
+    CUDA code, which takes TVM's Python and a compiler."""
+    try:
+        return ffi().load_module(str(path.resolve()))
+    except RuntimeError as error:
+        if "tvm_callback_cuda_compile" not in str(error):
+            raise
+    import tvm  # noqa: F401 - has the callback
+
+    use_nvcc()
+    return ffi().load_module(str(path.resolve()))
 
 
 def copy(source: Path, path: Path) -> Path:

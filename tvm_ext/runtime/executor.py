@@ -18,7 +18,7 @@ from tvm_ext.hardware import physical_cores
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, load_artifact
-from tvm_ext.runtime.machine import Machine, shared, tensor, to_arrays
+from tvm_ext.runtime.machine import Machine, shared, tensor, to_arrays, wait
 from tvm_ext.runtime.profile import profile, random_inputs
 from tvm_ext.runtime.threads import use_threads
 
@@ -70,14 +70,16 @@ class Compiled:
 
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
-        hand_over = shared if self.manifest.anywhere else tensor
-        result = self._main(*map(hand_over, self.bind(*given, **named)))
+        bound = self.bind(*given, **named)
+        on_cpu = self.manifest.device == "cpu"
+        tensors = map(shared, bound) if on_cpu and self.manifest.anywhere else self._moved(bound)
+        result = self._main(*tensors)
         return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships."""
-        entry = Machine(self._module)["main"]
+        entry = Machine(self._module, self.manifest.device)["main"]
         if not self._open:
             return entry
 
@@ -108,15 +110,21 @@ class Compiled:
             _check_alike(self.inputs, checked, self.manifest.least)
         return checked
 
+    def _moved(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """Copies where the kernels run."""
+        return [tensor(array, self.manifest.device) for array in arrays]
+
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
-        tensors = [tensor(array) for array in self.bind(*arrays, **named)]
-        main = self._main
+        tensors = self._moved(self.bind(*arrays, **named))
+        main, device = self._main, self.manifest.device
         main(*tensors)
+        wait(device)
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
             main(*tensors)
+            wait(device)
             times.append(time.perf_counter() - start)
         return times
 
@@ -133,7 +141,7 @@ class Compiled:
         least = self.manifest.least
         inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs, extent=least)
         names = [group.name for group in self.manifest.groups]
-        return profile(self._module, names, inputs, runs, read_peak)
+        return profile(self._module, names, inputs, runs, read_peak, self.manifest.device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""

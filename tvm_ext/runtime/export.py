@@ -31,8 +31,8 @@ def with_manifest(mod: IRModule, manifest: Manifest) -> IRModule:
 
 
 class Parts(NamedTuple):
-    """What an artifact is linked from: the VM's code, kernels, and the weights that the code asks
-    for by number."""
+    """What an artifact is linked from: the VM's code, kernels that it does not bring along, and the
+    weights that it asks for by number."""
 
     executable: Any
     kernels: Sequence[Kernel]
@@ -54,7 +54,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
             objects = [object_file(launcher.SOURCE, Path(folder), compiler)]
-            objects += getter(parts.weights, Path(folder), compiler)
+            objects += getter(parts.weights, Path(folder), compiler, manifest.device)
             kernels = [Path(folder) / f"kernel{place}.o" for place in range(len(parts.kernels))]
 
             def link() -> None:

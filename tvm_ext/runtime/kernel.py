@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.runtime.launcher import use_own_threads
+from tvm_ext.runtime.machine import tensor
 from tvm_ext.tvm_api import tvm
 
 
@@ -22,6 +23,8 @@ class Kernel:
     name      its symbol
     run       whether this machine is the one it is for
     """
+
+    device = "cpu"
 
     def __init__(self, compiled: Any, name: str, run: bool) -> None:
         self.code = _object_file(compiled)
@@ -36,6 +39,31 @@ class Kernel:
             path.write_bytes(self.code)
         else:
             self.module.write_to_file(str(path), "o")
+
+
+class DeviceKernel:
+    """A kernel of a GPU: TVM's module for the CPU, which has that for the device beside it.
+
+    compiled, name, run  as for a `Kernel`
+    """
+
+    device = "cuda"
+
+    def __init__(self, compiled: Any, name: str, run: bool) -> None:
+        self.module = compiled
+        self.main: Any = from_host(compiled[name], self.device) if run else None
+
+
+def from_host(kernel: Any, device: str) -> Any:
+    """A device's kernel for tensors of the CPU: they go there, and come back."""
+
+    def run(*host: Any) -> None:
+        moved = [tensor(array.numpy(), device) for array in host]
+        kernel(*moved)
+        for array, result in zip(host, moved, strict=True):
+            array.copyfrom(result.numpy())
+
+    return run
 
 
 def _object_file(compiled: Any) -> bytes:

@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.cuda_libraries import load_cudart
 from tvm_ext.errors import InstallError
 from tvm_ext.without_torch import without_torch
 
-_CPU, _POOLED = 1, 2
+_TYPES = {"cpu": 1, "cuda": 2}
+"""Devices by name, as DLPack numbers them."""
+_POOLED = 2
 LARGE_BYTES = 1 << 16
 """The pool hands out whole pages: many small results that are kept would each hold one."""
 Instrument = Callable[..., None]
@@ -40,17 +43,18 @@ def ffi() -> Any:
             raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
         folder = Path(found.origin).parent / "lib"
         ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
-        extra = folder / "libtvm_runtime_extra.so"  # sorting and scans
-        if extra.exists():
-            ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
+        load_cudart()
+        for extra in ("extra", "cuda"):  # sorting and scans; CUDA, where there is a driver
+            with suppress(OSError):
+                ctypes.CDLL(str(folder / f"libtvm_runtime_{extra}.so"), ctypes.RTLD_GLOBAL)
     return tvm_ffi
 
 
-def tensor(array: np.ndarray) -> Any:
-    """A copy of the array in memory aligned as kernels expect it."""
+def tensor(array: np.ndarray, device: str = "cpu") -> Any:
+    """A copy of the array in memory of a device, aligned as kernels expect it."""
     contiguous = np.ascontiguousarray(array).reshape(array.shape)
     room = _function("runtime.TVMTensorAllocWithScope")(
-        ffi().Shape(array.shape), ffi().dtype(str(array.dtype)), ffi().device("cpu", 0), None
+        ffi().Shape(array.shape), ffi().dtype(str(array.dtype)), ffi().device(device, 0), None
     )
     address = ctypes.c_void_p(contiguous.ctypes.data)
     _function("runtime.TVMTensorCopyFromBytes")(room, address, contiguous.nbytes)
@@ -91,18 +95,28 @@ def _copied(value: Any) -> np.ndarray:
     return array
 
 
+def wait(device: str) -> None:
+    """Returns when what a device was told to do is done; a CPU has done it."""
+    if device != "cpu":
+        _function("runtime.Device_StreamSync")(ffi().device(device, 0), 0)
+
+
 @cache
 def _function(name: str) -> Any:
     return ffi().get_global_func(name)
 
 
 class Machine:
-    """A loaded module's functions, by name: `machine["main"](tensor)`."""
+    """A loaded module's functions, by name: `machine["main"](tensor)`, whose tensors are on a
+    device."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, device: str = "cpu") -> None:
+        devices = dict.fromkeys((device, "cpu"))  # the last one computes shapes
         with silence():
             self._functions = module["vm_load_executable"]()
-            self._functions["vm_initialization"](_CPU, 0, _POOLED)
+            self._functions["vm_initialization"](
+                *(word for name in devices for word in (_TYPES[name], 0, _POOLED))
+            )
 
     def __getitem__(self, name: str) -> Any:
         return self._functions[name]

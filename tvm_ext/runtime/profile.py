@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.records.profile import Profile
-from tvm_ext.runtime.machine import Machine, tensor
+from tvm_ext.runtime.machine import Machine, tensor, wait
 
 WARM_UPS = 3
 Mark = tuple[str, bool, float]
@@ -48,33 +48,36 @@ def profile(
     arrays: Sequence[np.ndarray],
     runs: int,
     read_peak: Callable[[], float] | None = None,
+    device: str = "cpu",
 ) -> Profile:
     """Runs the model `runs` times with the clock around every call, and as often without, in turn,
     each after one more run that is not timed.
 
     kernels    names of the functions that count as kernels; the VM's other calls are taken together
     read_peak  the machine's peak at this moment, GFLOP/s; read between the two
+    device     what the kernels run on; each is waited for
     """
     marks: list[Mark] = []
 
     def note(function: Any, name: str, begins: bool, result: Any, *arguments: Any) -> None:
+        wait(device)
         marks.append((name, begins, time.perf_counter()))
 
-    plain, clocked = Machine(module), Machine(module)
+    plain, clocked = Machine(module, device), Machine(module, device)
     clocked.instrument(note)
-    tensors = [tensor(array) for array in arrays]
+    tensors = [tensor(array, device) for array in arrays]
     latencies: list[float] = []
     whole: list[float] = []
     rounds: list[dict[str, list[float]]] = []
     peaks: list[float] = []
     for _ in range(WARM_UPS + runs):
         plain["main"](*tensors)
-        latencies.append(_seconds(plain["main"], tensors))
+        latencies.append(_seconds(plain["main"], tensors, device))
         if read_peak is not None:
             peaks.append(read_peak())
         clocked["main"](*tensors)
         marks.clear()
-        whole.append(_seconds(clocked["main"], tensors))
+        whole.append(_seconds(clocked["main"], tensors, device))
         rounds.append(by_name(marks))
     del latencies[:WARM_UPS], whole[:WARM_UPS], rounds[:WARM_UPS]
     each_us = {name: _medians_us([spent[name] for spent in rounds]) for name in rounds[0]}
@@ -111,7 +114,9 @@ def _medians_us(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [1e6 * median(call) for call in zip(*rounds, strict=True)]
 
 
-def _seconds(main: Any, tensors: Sequence[Any]) -> float:
+def _seconds(main: Any, tensors: Sequence[Any], device: str) -> float:
+    wait(device)
     start = time.perf_counter()
     main(*tensors)
+    wait(device)
     return time.perf_counter() - start

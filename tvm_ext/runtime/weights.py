@@ -9,7 +9,8 @@ them twice. Here the VM's code asks for a weight by its number, and gets a view 
 
 Pages arrive when kernels first touch them, are shared by all processes that run the artifact, and
 can be dropped again. As a section of the library weights were written three times, by the assembler
-and the linker too: of the 9 s that saving BERT-base took, 7.
+and the linker too: of the 9 s that saving BERT-base took, 7. A GPU has a copy of each weight, made
+when it is first asked for.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ class _Detach(relax.PyExprMutator):
         return self.builder_.emit(relax.Call(weight, [index], ty_args=[argument.ty]))
 
 
-def getter(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[str]:
-    """The object file of the function that hands the arrays out; none without arrays.
+def getter(
+    arrays: Sequence[np.ndarray], folder: Path, compiler: str, device: str = "cpu"
+) -> list[str]:
+    """The object file of the function that hands the arrays out, on a device; none without arrays.
 
     Raises OSError if the folder's disk is full, CalledProcessError if the compiler fails.
     """
@@ -79,7 +82,12 @@ def getter(arrays: Sequence[np.ndarray], folder: Path, compiler: str) -> list[st
     import tvm_ffi
 
     rows = map(_row, arrays, _offsets(arrays))
-    known = {"ROWS": ",\n    ".join(rows), "BYTES": str(_end(arrays)), "MARK": MARK}
+    known = {
+        "ROWS": ",\n    ".join(rows),
+        "BYTES": str(_end(arrays)),
+        "MARK": MARK,
+        "DEVICE": f"kDL{device.upper()}",
+    }
     source = folder / "getter.c"
     source.write_text(Template(_GETTER).substitute(known))
     return [object_file(source, folder, compiler, *tvm_ffi.libinfo.include_paths())]
@@ -171,7 +179,24 @@ __attribute__((destructor)) static void unmap_weights(void) {
   if (weights) munmap(weights, bytes);
 }
 
-/* A view of one weight, made at its first use and kept as long as the library. */
+/* A tensor of the CPU becomes its copy on the device. */
+static int move(TVMFFIObjectHandle* tensor) {
+  static const TVMFFIByteArray name = {"vm.builtin.to_device", 20};
+  TVMFFIObjectHandle function = 0;
+  TVMFFIAny given[3] = {{0}}, copied = {0};
+  if (TVMFFIFunctionGetGlobal(&name, &function)) return -1;
+  given[0].type_index = kTVMFFITensor;
+  given[0].v_obj = (TVMFFIObject*)*tensor;
+  given[1].type_index = given[2].type_index = kTVMFFIInt;
+  given[1].v_int64 = $DEVICE;
+  int failed = TVMFFIFunctionCall(function, given, 3, &copied);
+  TVMFFIObjectDecRef(function);
+  TVMFFIObjectDecRef(*tensor);
+  *tensor = (TVMFFIObjectHandle)copied.v_obj;
+  return failed;
+}
+
+/* One weight, a view or a copy, made at its first use and kept as long as the library. */
 __attribute__((visibility("default"))) int __tvm_ffi_tvm_ext_weight(
     void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   int64_t row = args[0].v_int64;
@@ -189,6 +214,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tvm_ext_weight(
     own->dl_tensor.dtype = rows[row].dtype;
     own->dl_tensor.shape = rows[row].shape;
     if (TVMFFITensorFromDLPack(own, 64, 0, &view)) return -1;
+    if ($DEVICE != kDLCPU && move(&view)) return -1;
     TVMFFIObjectHandle none = 0;
     if (!__atomic_compare_exchange_n(&made[row], &none, view, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) {

@@ -36,6 +36,13 @@ def vector_elements(dtype_bytes: int) -> int:
     return max(1, VECTOR_BYTES // dtype_bytes)
 
 
+def has_booleans(graph: TileGraph, node: TileNode) -> bool:
+    """Whether a stage reads or writes booleans: in TVM's CUDA code vectors of them take two bytes
+    an element, and one in memory, so that no vector of the stage is right."""
+    used = {access.tensor for access in (*node.reads, node.write)}
+    return any(graph.tensors[tensor].dtype == "bool" for tensor in used)
+
+
 def strip(graph: TileGraph, node: TileNode, register: Tile, axis: int) -> int:
     """Neighbours along an axis that one thread takes before the next thread's begin: a vector along
     memory, one anywhere else."""
@@ -174,7 +181,7 @@ def can_fetch_ahead(graph: TileGraph, plan: TilePlan) -> bool:
 def fetch_width(graph: TileGraph, plan: TilePlan, tensor: int) -> int:
     """Elements one thread fetches at once: as many as 16 bytes hold if rows and tiles allow it."""
     data = graph.tensors[tensor]
-    width = vector_elements(data.dtype_bytes)
+    width = vector_elements(data.dtype_bytes) if data.dtype != "bool" else 1
     node, step = graph.nodes[plan.anchor], plan.at("shared")
     source = graph.producer(tensor)
     if tensor in made_inside(graph, plan) and source is not None:
@@ -198,7 +205,7 @@ def walks_rows(graph: TileGraph, node: TileNode, width: int) -> bool:
     """Whether `width` neighbours along the last axis are, in every tensor, one aligned piece of
     memory or a single element."""
     last = len(node.axes) - 1
-    if last < 0 or node.axes[last].extent % width:
+    if last < 0 or node.axes[last].extent % width or has_booleans(graph, node):
         return False
     for access in (*node.reads, node.write):
         shape = graph.tensors[access.tensor].shape

@@ -21,6 +21,7 @@ from tvm_ext.tile.block import (
     MAX_UNROLLED,
     copied,
     fetch_width,
+    has_booleans,
     is_skewed,
     made_inside,
     stepped,
@@ -89,8 +90,9 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
         spread(schedule, schedule.get_loops(copy)[-rank:], thread_count(node, plan), width)
     for axis in space:
         schedule.unroll(inner[axis])
-    ends = graph.nodes[plan.anchor if epilogue is None else epilogue].write.tensor
-    _store(schedule, schedule.get_loops(after)[len(strips) + 2 :], graph.tensors[ends].shape[-1])
+    ends = graph.nodes[plan.anchor if epilogue is None else epilogue]
+    length = 1 if has_booleans(graph, ends) else graph.tensors[ends.write.tensor].shape[-1]
+    _store(schedule, schedule.get_loops(after)[len(strips) + 2 :], length)
     if plan.ahead:
         _fetch_ahead(schedule, steps, len(copies))
     depth = unrolled_steps(node, plan)

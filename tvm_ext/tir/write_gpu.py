@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.block import VECTOR_BYTES
+from tvm_ext.tile.block import VECTOR_BYTES, has_booleans
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
@@ -71,6 +71,8 @@ def write_block_flat(prepared: Prepared, plan: TilePlan) -> None:
     cut = contiguous_cut(node, plan.at("core"))
     if node.kind != "map":
         raise PlanError("flat", f"plan for {node.name}: it is no map stage")
+    if plan.unroll > 1 and has_booleans(prepared.graph, node):
+        raise PlanError("unroll", f"plan for {node.name}: vectors of booleans")
     loops = schedule.get_loops(prepared.blocks[plan.anchor])
     if not loops:
         return _bind_scalar(schedule, prepared.blocks[plan.anchor])

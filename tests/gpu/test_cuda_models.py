@@ -1,0 +1,80 @@
+"""Whole models on a CUDA device, or an emulator of one, against ONNX Runtime, numpy and the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from kernel_cases import CASES, module, names
+from random_graph import RandomGraph
+from tiny import X, assert_close, reference, saved
+
+import tvm_ext
+from tvm_ext.check import check_model, distance
+from tvm_ext.runtime.executor import Compiled
+from tvm_ext.runtime.profile import random_inputs
+
+pytestmark = pytest.mark.skipif(not tvm.cuda(0).exist, reason="no CUDA device on this machine")
+
+BOUND = 1e-5
+UNFIT = {
+    "adaptive_pool": "TVM has no schedule for it",
+    "cumsum": "TVM's threads of a warp rely on going in step",
+    "cumprod": "TVM's threads of a warp rely on going in step",
+    "add_float16": "the emulator has no halves",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path) -> Compiled:
+    return tvm_ext.compile(str(model), "cuda")
+
+
+def test_a_model_is_right(model: Path, compiled: Compiled) -> None:
+    """Every kernel by itself, and the whole."""
+    assert compiled.manifest.device == "cuda"
+    assert all(group.verified for group in compiled.manifest.groups)
+    assert {group.source for group in compiled.manifest.groups} == {"picker"}
+    assert_close(compiled(X), reference(model))
+    assert check_model(compiled, str(model)) is not None
+
+
+def test_an_artifact_runs(model: Path, compiled: Compiled, tmp_path: Path) -> None:
+    """Its weights lie behind the library, and go to the device from there."""
+    loaded = tvm_ext.load(compiled.save(tmp_path / "tiny.so"))
+    assert_close(loaded(X), reference(model))
+    assert_close(loaded(X), reference(model))
+    assert len(loaded.seconds(X, repeats=2)) == 2
+
+
+def test_kernels_are_timed(compiled: Compiled) -> None:
+    timed = compiled.profile(runs=1)
+    assert set(timed.measured_us) == {group.name for group in compiled.manifest.groups}
+
+
+@pytest.mark.parametrize("name", [name for name in names()[::5] if name not in UNFIT])
+def test_operators_are_right(name: str) -> None:
+    """As the CPU's code has them; every fifth, for time."""
+    mod = module(CASES[name])
+    ours, others = tvm_ext.compile(mod, "cuda"), tvm_ext.compile(mod, "cpu", verify=False)
+    inputs = random_inputs(others.inputs)
+    for one, other in zip(ours(*inputs), others(*inputs), strict=True):
+        assert distance(one, other) <= BOUND
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_graphs(seed: int) -> None:
+    graph = RandomGraph(seed)
+    mod, expected = graph.module(int(graph.rng.integers(4, 16)))
+    compiled = tvm_ext.compile(mod, "cuda")
+    assert all(group.verified for group in compiled.manifest.groups)
+    for got, one in zip(compiled({"x": graph.x}), expected, strict=True):
+        scale = max(1.0, float(np.abs(one.exact).max()))
+        np.testing.assert_allclose(got, one.exact, rtol=1e-4, atol=1e-5 * scale)

@@ -11,6 +11,7 @@ import numpy as np
 
 import tvm_ext
 from tvm_ext.errors import FleetError
+from tvm_ext.hardware import physical_cores
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Job, Measurer, Outcome, OutputCheck
 from tvm_ext.measure.inputs import make_inputs
@@ -18,7 +19,7 @@ from tvm_ext.picker import PREFETCH_BYTES, packed_bytes
 from tvm_ext.planner import Task
 from tvm_ext.records import Database, Record, RecordFailure, TaskGraph
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tvm_api import Target, tvm_version
+from tvm_ext.tvm_api import target_of, tvm_version
 from tvm_ext.verify import arguments_of, choose_points
 
 AMONG = 3
@@ -41,7 +42,8 @@ class Trials:
         self.hardware = hardware
         self.database = database
         self.seed = seed
-        self._measurer = measurer or Measurer(hardware.target, hardware.cores)
+        threads = physical_cores() if hardware.kind == "cuda" else hardware.cores
+        self._measurer = measurer or Measurer(target_of(hardware.target), threads)
         self._checks: dict[str, tuple[OutputCheck, ...]] = {}
 
     def run(
@@ -120,7 +122,7 @@ class Trials:
             task=task.key,
             hardware=self.hardware.fingerprint(),
             hardware_name=self.hardware.name,
-            target=str(Target(self.hardware.target)),
+            target=str(target_of(self.hardware.target)),
             plan=plan,
             latency_us=() if failure else tuple(round(us, 3) for us in outcome.latency_us),
             drift=round(drift, 4),

@@ -11,7 +11,7 @@ from typing import Any
 from tvm_ext.assembly import assemble
 from tvm_ext.errors import ModelError, TargetError
 from tvm_ext.flow import hardware_for, log_notes, lower, plan_all
-from tvm_ext.hardware import resolve
+from tvm_ext.hardware import runs_here
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
@@ -24,7 +24,7 @@ from tvm_ext.source import Shapes
 from tvm_ext.symbolic import parts, plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tuning import Tuner, Watch, unwatched
-from tvm_ext.tvm_api import PrimFunc, Target
+from tvm_ext.tvm_api import PrimFunc, Target, target_of
 
 
 def tune(
@@ -95,7 +95,6 @@ def tune_all(
     The rest is as in `tune`; `shapes` must fit every model. Raises what `tune` raises.
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
-    refuse_devices(target)
     lowered = [lower(model, target, shapes, num_threads) for model in models]
     database = Database.open(log, create=True)
     tasks: dict[str, tuple[Task, tuple[float, ...]]] = {}
@@ -128,19 +127,14 @@ def tune_all(
     ]
 
 
-def refuse_devices(target: Any) -> None:
-    """Raises TargetError for a GPU, whose kernels nothing here measures."""
-    hardware = resolve(target)
-    if hardware.kind == "cuda":
-        raise TargetError(
-            f"target {hardware.name}: kernels are measured on CPUs only; python -m tvm_ext.compile "
-            "takes the picker's plans for it"
-        )
-
-
 def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measurer | None:
-    """What measures on a fleet, given its tracker and key; None if there is none. FleetError if
-    nobody is there, before anything has been spent."""
+    """What measures on a fleet, given its tracker and key; None if there is none. TargetError for a
+    machine that neither measures; FleetError if nobody is there, before anything has been spent."""
+    if hardware.kind == "cuda" and (fleet is not None or not runs_here(hardware)):
+        raise TargetError(
+            f"target {hardware.name}: kernels of a GPU are measured on the device beside this CPU "
+            "only; tune where it is, or take the picker's plans by python -m tvm_ext.compile"
+        )
     if fleet is None:
         return None
     from tvm_ext.measure.fleet import FleetMeasurer
@@ -196,7 +190,6 @@ def tune_tir(
     The rest is as in `tune`. Raises TargetError, LogError.
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
-    refuse_devices(target)
     hardware = hardware_for(target, num_threads)
     database = Database.open(log, create=True)
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
@@ -221,6 +214,6 @@ def tune_tir(
         latency_us=space.best_us if space else float("inf"),
         first_us=space.measured.get(space.picked[0], float("inf")) if space else float("inf"),
         trials=tuner.done,
-        target=Target(hardware.target),
+        target=target_of(hardware.target),
         notes=(*tuner.notes(), *planned.reasons),
     )

@@ -6,6 +6,7 @@ It does not see a missing barrier, nor how fast anything is.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -20,7 +21,10 @@ from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
 from tvm_ext.planner import Planned, Task, make_task
+from tvm_ext.search import sketches
+from tvm_ext.search.annotate import Annotator
 from tvm_ext.tile import TilePlan, show_plan
+from tvm_ext.tile.block import MAX_THREADS
 from tvm_ext.tvm_api import PrimFunc, Target, tirx, tvm
 from tvm_ext.verify import check, has_reference
 
@@ -118,3 +122,16 @@ def test_missing_threads_are_seen(name: str, axis: str) -> None:
     assert task.graph is not None
     plan = pick(task.graph, get("cuda/sm_80"))[0].plan
     assert wrong(planned_by(task, plan), shorten=axis)
+
+
+@pytest.mark.parametrize("name", ["product", "convolution"])
+@pytest.mark.parametrize("operators", [OPERATORS, ODD_OPERATORS], ids=["even", "odd"])
+def test_plans_of_the_search_are_right(operators: Any, name: str) -> None:
+    """Drawn at random, of sizes that the picker would not choose."""
+    task = task_of(operators, name)
+    assert task.graph is not None
+    sketch, *_ = sketches(task.graph, get("cuda/sm_80").cores, kind="cuda")
+    annotator = Annotator(task.graph, MAX_THREADS, random.Random(0))
+    for plan in annotator.plans(sketch, 8):
+        error = wrong(planned_by(task, plan))
+        assert not error, f"{show_plan(plan)}: {error}"

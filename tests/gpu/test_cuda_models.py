@@ -54,6 +54,15 @@ def test_an_artifact_runs(model: Path, compiled: Compiled, tmp_path: Path) -> No
     assert len(loaded.seconds(X, repeats=2)) == 2
 
 
+def test_a_search_finds_kernels_that_are_right(model: Path, tmp_path: Path) -> None:
+    tuned = tvm_ext.tune(str(model), "cuda", trials=24, log=tmp_path)
+    assert {group.source for group in tuned.manifest.groups} == {"log"}
+    assert not [note for note in tuned.manifest.notes if "failed" in note]
+    assert_close(tuned(X), reference(model))
+    replayed = tvm_ext.replay(str(model), tmp_path, "cuda", strict=True)
+    assert replayed.manifest.code_hash == tuned.manifest.code_hash
+
+
 def test_kernels_are_timed(compiled: Compiled) -> None:
     timed = compiled.profile(runs=1)
     assert set(timed.measured_us) == {group.name for group in compiled.manifest.groups}

@@ -20,7 +20,7 @@ from tvm import rpc
 from tvm_ext.measure.device import ALARM, PART_THREADS
 from tvm_ext.measure.inputs import Argument, numpy_dtype
 from tvm_ext.measure.job import Job, Outcome
-from tvm_ext.measure.sandbox import Limits, filled, set_alarm, verify_and_time
+from tvm_ext.measure.sandbox import FLUSH, Limits, filled, set_alarm, verify_and_time
 from tvm_ext.measure.tracker import Loan, Tracker
 from tvm_ext.tvm_api import tvm
 
@@ -92,6 +92,7 @@ class _Kernel:
     `moving` limits what goes over the network."""
 
     refusal: type[Exception] = RuntimeError
+    flush = FLUSH
 
     def __init__(
         self,

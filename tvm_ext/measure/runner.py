@@ -21,6 +21,7 @@ from tvm_ext.measure.build import Built
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome
 from tvm_ext.measure.sandbox import (
+    FLUSH,
     Limits,
     clear_alarm,
     filled,
@@ -34,9 +35,10 @@ Case = tuple[Built | Failure, Job]
 
 
 class Inputs:
-    """The input tensors of the job at hand; candidates of one task share them."""
+    """The input tensors of the job at hand on a device; candidates of one task share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any) -> None:
+        self.device = device
         self._key: tuple[tuple[Argument, ...], int] | None = None
         self._tensors: list[Any] = []
 
@@ -44,7 +46,8 @@ class Inputs:
         """A tensor for each argument that is no output."""
         key = (job.arguments, job.seed)
         if key != self._key:
-            self._tensors = [tvm.runtime.tensor(array) for array in make_inputs(*key)]
+            arrays = make_inputs(*key)
+            self._tensors = [tvm.runtime.tensor(array, self.device) for array in arrays]
             self._key = key
         return self._tensors
 
@@ -62,11 +65,14 @@ class Runner:
     45 calls of a kernel of 1 ms: it stays for other cases of kernels that it knows. But while it
     does, the process it comes from is slow to write (compiling takes 1.4 times as long).
 
+    A GPU is touched by children only: what a process has asked of the driver a fork cannot use.
+
     cases   kernels and what is asked of them; all are compiled already, or have failed to
+    device  what they run on; this CPU by default
     """
 
-    def __init__(self, cases: Sequence[Case], limits: Limits) -> None:
-        self._inputs = Inputs()
+    def __init__(self, cases: Sequence[Case], limits: Limits, device: Any = None) -> None:
+        self._inputs = Inputs(device or tvm.cpu())
         self._child: _Child | None = None
         self.take(cases, limits)
 
@@ -84,7 +90,8 @@ class Runner:
             return Outcome(failure=kernel)
         outcome = self._ask(place, best_us) if self._child is not None else None
         if outcome is None or _doubtful(outcome):
-            self._inputs.of(job)  # made here, every child has them
+            if _is_cpu(self._inputs.device):
+                self._inputs.of(job)  # made here, every child has them
             known = {kernel.number: kernel for kernel in self._spare}
             self._child = _Child(known | self._kernels(self._cases), self._inputs)
             outcome = self._ask(place, best_us)
@@ -162,7 +169,7 @@ def _serve(connection: Connection, kernels: Mapping[int, Built], inputs: Inputs)
         part_threads()
         while True:
             number, job, limits, best_us = connection.recv()
-            kernel = _Local(kernels[number], limits)
+            kernel = _Local(kernels[number], limits, inputs.device)
             outcome = verify_and_time(kernel, job, inputs.of(job), limits, best_us)
             clear_alarm()
             connection.send(outcome)
@@ -182,20 +189,28 @@ def _ended_by(status: int, limits: Limits) -> Failure:
     return Failure("crash", f"kernel was ended by {number.name}")
 
 
+def _is_cpu(device: Any) -> bool:
+    return bool(device.dlpack_device_type() == tvm.cpu().dlpack_device_type())
+
+
 class _Local:
     """A kernel of this process: a `sandbox.Kernel`."""
 
     refusal: type[Exception] = Exception
     alive = True
 
-    def __init__(self, built: Built, limits: Limits) -> None:
+    def __init__(self, built: Built, limits: Limits, device: Any) -> None:
         self.module, self._main, self._limits = built.module, built.main, limits
+        self.device, self._on_cpu = device, _is_cpu(device)
+        self.flush = FLUSH if self._on_cpu else ""
 
     def __call__(self, *tensors: Any) -> None:
         self._main(*tensors)
+        if not self._on_cpu:
+            self.device.sync()
 
     def outputs(self, arguments: tuple[Argument, ...], byte: int) -> list[Any]:
-        return filled(arguments, byte)
+        return filled(arguments, byte, None if self._on_cpu else self.device)
 
     def ready(self) -> None:
         set_alarm(self._limits)

@@ -45,6 +45,10 @@ class Kernel(Protocol):
 
     module: Any
     """What has its `time_evaluator`."""
+    device: Any
+    """What it runs on."""
+    flush: str
+    """What empties the caches of that, by name; nothing where nothing does."""
     refusal: type[Exception]
     """What a call raises when the kernel refuses its arguments."""
 
@@ -115,6 +119,7 @@ def _repeat(
     waits for the scheduler, and 30 us become milliseconds. Past it in all, what was measured
     counts.
     """
+    cold = cold and bool(kernel.flush)
     call_s = min(calls_us) / 1e6
     repeats = min(REPEATS, int(limits.timeout_s / 2 / call_s) - 1)
     if repeats < 1:
@@ -125,11 +130,11 @@ def _repeat(
         that takes less than `least_ms` is made again, longer."""
         evaluate = kernel.module.time_evaluator(
             "main",
-            tvm.cpu(),
+            kernel.device,
             number=1 if cold else max(1, ceil(REPEAT_MS * 1e3 / call_us)),
             repeat=count,
             min_repeat_ms=0 if cold else ceil(least_ms),
-            f_preproc=FLUSH if cold else "",
+            f_preproc=kernel.flush if cold else "",
         )
         set_alarm(limits, count)
         return [float(seconds) * 1e6 for seconds in evaluate(*tensors).results]
@@ -178,15 +183,16 @@ def clear_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def filled(arguments: tuple[Argument, ...], byte: int) -> list[Any]:
-    """A tensor for each output among the arguments, every byte of which is `byte`."""
+def filled(arguments: tuple[Argument, ...], byte: int, device: Any = None) -> list[Any]:
+    """A tensor on the device, by default this CPU, for each output among the arguments, every byte
+    of which is `byte`."""
     tensors = []
     for argument in arguments:
         if argument.output:
             tensor = tvm.runtime.empty(argument.shape, argument.dtype)
             size_bytes = prod(argument.shape) * numpy_dtype(argument.dtype).itemsize
             ctypes.memset(tensor.data_ptr(), byte, size_bytes)
-            tensors.append(tensor)
+            tensors.append(tensor if device is None else tensor.copyto(device))
     return tensors
 
 

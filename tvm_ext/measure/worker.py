@@ -39,8 +39,9 @@ def serve(descriptor: int) -> None:
         os.register_at_fork(after_in_child=connection.close)
         target, workers = connection.recv()
         kernels = _Kernels(tvm.target.Target(target), workers)
+        cuda = str(tvm.target.Target(target).kind) == "cuda"
         gc.freeze()  # what is here for good is not looked through again, nor copied by children
-        with Runner([], Limits(0.0)) as runner:
+        with Runner([], Limits(0.0), tvm.cuda() if cuda else None) as runner:
             while True:
                 request = connection.recv()
                 try:

@@ -23,10 +23,14 @@ from tvm_ext.picker.gpu_perf import (
 )
 from tvm_ext.picker.perf import Candidate, Estimate
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.block import can_fetch_ahead, vector_elements, walks_rows
+from tvm_ext.tile.block import (
+    can_fetch_ahead,
+    free_producers,
+    vector_elements,
+    walks_rows,
+)
 from tvm_ext.tile.classify import (
     has_no_gaps,
-    producers,
     slides,
     vector_axis,
     vectorisable,
@@ -184,15 +188,6 @@ def reduce_step(
         extents[axis] = fitting(node.axes[axis].extent, max(1, size))
         size //= extents[axis]
     return tuple(extents)
-
-
-def free_producers(graph: TileGraph, anchor: int) -> list[int]:
-    """Stages before the anchor that only move data to it (padding): fetching can do their work."""
-    return [
-        stage
-        for stage in producers(graph, anchor)
-        if graph.nodes[stage].flops_per_point == 0 and graph.consumers(stage) == (anchor,)
-    ]
 
 
 def flat_blocks(graph: TileGraph, anchor: int, hw: HardwareModel) -> Candidate:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from math import prod
 
+from tvm_ext.search.blocks import drawn
 from tvm_ext.search.sketch import Sketch
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile, divisors
@@ -68,6 +69,8 @@ class Annotator:
         match sketch.rule:
             case "tile":
                 return self._tile(sketch, node)
+            case "block":
+                return drawn(self.graph, sketch.anchor, sketch.attach, self._random)
             case "chain":
                 return self._chain(sketch, node)
             case "attention":

@@ -80,7 +80,10 @@ FEATURES: dict[str, str] = {
 }
 """Every feature with its meaning; none has a unit but where it says bytes."""
 
-RULES = ("tile", "chain", "rows", "split", "flat", "loose", "attention")
+RULES = (
+    *("tile", "chain", "rows", "split", "flat", "loose", "attention"),
+    *("block", "block_rows", "block_flat", "block_loose"),
+)
 _PLACE = {name: place for place, name in enumerate(FEATURES)}
 
 

@@ -11,12 +11,13 @@ switches          lanes, prefetch, ahead, operands copied side by side
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
 
 from tvm_ext.search.annotate import MAX_UNROLL, row_box
+from tvm_ext.search.blocks import BLOCK_STEPS, Step, settled_block
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import (
@@ -38,8 +39,6 @@ from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 FACTORS = (2, 2, 2, 3, 4, 7)
 """Factors that move between levels: powers of two most often, the small primes of image sizes."""
 
-Step = Callable[[TileGraph, TileNode, TilePlan, random.Random], TilePlan]
-
 
 def mutated(graph: TileGraph, plan: TilePlan, source: random.Random) -> TilePlan:
     """The plan with one hole filled anew; the plan itself where nothing came of it."""
@@ -57,6 +56,8 @@ def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
         return msgspec.structs.replace(plan, unroll=unroll, parallel=TASK_LOOPS[plan.order])
     if plan.rule == "attention":
         return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
+    if plan.rule == "block":
+        return settled_block(node, plan)
     if plan.rule != "tile":
         return plan
     register, core = plan.at("register"), plan.at("core")
@@ -230,7 +231,7 @@ def _copies(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Ran
     return msgspec.structs.replace(plan, staged=source.choice(COPIED))
 
 
-STEPS: dict[str, tuple[tuple[Step, float], ...]] = {
+STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {
     "tile": (
         (_tile_size, 0.35),
         (_task_size, 0.25),

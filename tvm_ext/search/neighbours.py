@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import msgspec
 
+from tvm_ext.search.blocks import block_neighbours
 from tvm_ext.search.mutate import settled, with_extent
 from tvm_ext.tile.attention import COPIED
 from tvm_ext.tile.classify import (
@@ -27,12 +28,17 @@ def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """Every plan that differs from `plan` by one step of one knob, each once, in a fixed order."""
     node = graph.nodes[plan.anchor]
     seen = {plan}
-    steps = (
-        _resized(graph, node, plan),
-        _reordered(graph, node, plan),
-        _narrowed(graph, node, plan),
-    )
-    for other in chain(*steps, _moved(graph, plan), _staged(graph, plan)):
+    if plan.rule.startswith("block"):
+        steps: Iterable[TilePlan] = block_neighbours(graph, node, plan)
+    else:
+        steps = chain(
+            _resized(graph, node, plan),
+            _reordered(graph, node, plan),
+            _narrowed(graph, node, plan),
+            _moved(graph, plan),
+            _staged(graph, plan),
+        )
+    for other in steps:
         if other not in seen:
             seen.add(other)
             yield other

@@ -13,6 +13,7 @@ rules with conditions; each rule that applies gives a state of its own. `annotat
     chain           a product between two transforms            five stages together (Winograd)
     attention       a softmax between two products              all stages, blocks of queries
     flat            a map in memory order                       contiguous boxes
+    block           on a GPU: data reuse                        tiles of a block and a thread
 
 Ansor's inlining of what costs nothing to recompute has happened before (`tir.prepare`), and what it
 calls adding a cache stage is part of the `tile` rule: accumulators live in registers.
@@ -26,7 +27,15 @@ from math import prod
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
-from tvm_ext.tile.classify import has_reuse, is_flat, producers, split_axis, transform_chain
+from tvm_ext.tile.block import free_producers
+from tvm_ext.tile.classify import (
+    has_reuse,
+    is_flat,
+    producers,
+    split_axis,
+    transform_chain,
+    vectorisable,
+)
 from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach
@@ -57,9 +66,12 @@ SketchRule = Callable[[TileGraph, State, int], Iterator[State]]
 """From (group, state, cores) to the states after it; yields nothing where it does not apply."""
 
 
-def sketches(graph: TileGraph, cores: int, rules: Sequence[SketchRule] = ()) -> list[Sketch]:
-    """Every sketch of a group (of one piece: see `tile.cut`), those of `rules`, a user's own,
-    first. Under ten for any usual operator; empty if no rule claims a stage."""
+def sketches(
+    graph: TileGraph, cores: int, rules: Sequence[SketchRule] = (), kind: str = "cpu"
+) -> list[Sketch]:
+    """Every sketch of a group (of one piece: see `tile.cut`) on a `kind` of machine, those of
+    `rules`, a user's own, first. Under ten for any usual operator; empty if no rule claims a
+    stage."""
     found: dict[Sketch, None] = {}
     states = [State(len(graph.nodes) - 1)]
     while states:
@@ -68,7 +80,7 @@ def sketches(graph: TileGraph, cores: int, rules: Sequence[SketchRule] = ()) -> 
             if state.sketch is not None:
                 found[state.sketch] = None
             continue
-        for rule in (*rules, *RULES):
+        for rule in (*rules, *(BLOCK_RULES if kind == "cuda" else RULES)):
             states += rule(graph, state, cores)
     return list(found)
 
@@ -167,6 +179,20 @@ def attention(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
         yield _next(state, "attention", Sketch("attention", found.scores))
 
 
+def block(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
+    """On a GPU: a reduction with reuse, tiled for blocks and threads, what only moves data to it
+    done while it is fetched, and an epilogue in registers where the one consumer allows it."""
+    node = graph.nodes[state.stage]
+    if state.sketch is not None or not _is_worth(graph, state.stage):
+        return
+    if not (node.kind == "reduce" and node.space and vectorisable(graph, node)):
+        return
+    epilogue = epilogue_of(graph, state.stage)
+    attach = [Attach(epilogue, "register")] if epilogue is not None else []
+    attach += [Attach(stage, "shared") for stage in free_producers(graph, state.stage)]
+    yield _next(state, "block", Sketch("block", state.stage, tuple(attach)))
+
+
 def flat(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     """A map that walks its tensors in memory order."""
     flat_map = is_flat(graph, graph.nodes[state.stage])
@@ -175,3 +201,5 @@ def flat(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
 
 
 RULES: tuple[SketchRule, ...] = (attention, chain, rows, factor, flat, tile, inline, skip)
+BLOCK_RULES: tuple[SketchRule, ...] = (block, skip)
+"""Those for GPUs. Rows and boxes of a block have no holes but what the picker's plans differ in."""

@@ -23,6 +23,7 @@ from tvm_ext.search.evolve import evolve
 from tvm_ext.search.features import Estimate, Features, Predict, Rows
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import SketchRule, sketches
+from tvm_ext.tile.block import MAX_THREADS
 from tvm_ext.tile.cut import Piece, cut_for, joined, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.legal import is_legal
@@ -54,8 +55,8 @@ class PieceSpace:
         source: random.Random,
     ) -> None:
         self.graph = graph
-        self.lanes = hardware.lanes(4)
-        self.sketches = sketches(graph, hardware.cores, rules)
+        self.lanes = MAX_THREADS if hardware.kind == "cuda" else hardware.lanes(4)
+        self.sketches = sketches(graph, hardware.cores, rules, hardware.kind)
         self.annotator = Annotator(graph, self.lanes, source)
         self._features = Features(graph, hardware)
         self._predict = predict

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from math import prod
 
+from tvm_ext.errors import PlanError
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import staged, vector_axis
+from tvm_ext.tile.classify import producers, staged, vector_axis
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import region
 from tvm_ext.tile.plan import TilePlan
@@ -29,6 +30,49 @@ MAX_DEPTH = 4
 """Steps of the reduction whose operands a thread loads at once."""
 STATIC_BYTES = 48 << 10
 """Shared memory that a block may declare; more takes a request at every launch."""
+MAX_THREADS = 1024
+"""Threads of a block (CUDA programming guide, compute capabilities)."""
+
+
+def check_block(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless each tile divides the one outside it and the block can start."""
+    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
+    if node.kind != "reduce" or not node.space:
+        raise PlanError("space", f"plan for {node.name}: rule block needs a reduction over a space")
+    for axis, c, s, r in zip(node.axes, core.extents, step.extents, register.extents, strict=True):
+        outer, wanted = (c, r) if axis.kind == "space" else (axis.extent, 1)
+        if outer % wanted or (axis.kind == "space" and s != c) or (axis.kind != "space" and r != 1):
+            raise PlanError(
+                "divide", f"plan for {node.name}: {axis.name} core {c}, shared {s}, register {r}"
+            )
+    if sorted(plan.order) != list(range(len(node.axes))):
+        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
+    if thread_count(node, plan) > MAX_THREADS:
+        raise PlanError("threads", f"plan for {node.name}: more than {MAX_THREADS} threads a block")
+    if register.points > MAX_UNROLLED:
+        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
+    shared = copy_bytes(graph, plan) * (2 if plan.ahead else 1)
+    if shared > STATIC_BYTES:
+        raise PlanError("shared", f"plan for {node.name}: {shared} of {STATIC_BYTES} shared bytes")
+
+
+def check_stream(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless threads can share out a block without register tiles."""
+    if plan.lanes > MAX_THREADS:
+        raise PlanError("threads", f"plan for {node.name}: more than {MAX_THREADS} threads a block")
+    if not 1 <= plan.unroll <= VECTOR_BYTES:
+        raise PlanError("unroll", f"plan for {node.name}: {plan.unroll} elements at once")
+    if plan.unroll > 1 and has_booleans(graph, node):
+        raise PlanError("unroll", f"plan for {node.name}: vectors of booleans")
+
+
+def free_producers(graph: TileGraph, anchor: int) -> list[int]:
+    """Stages before the anchor that only move data to it (padding): fetching can do their work."""
+    return [
+        stage
+        for stage in producers(graph, anchor)
+        if graph.nodes[stage].flops_per_point == 0 and graph.consumers(stage) == (anchor,)
+    ]
 
 
 def vector_elements(dtype_bytes: int) -> int:

@@ -11,7 +11,7 @@ from math import prod
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.block import can_fetch_ahead
+from tvm_ext.tile.block import can_fetch_ahead, check_block, check_stream
 from tvm_ext.tile.classify import (
     TransformChain,
     cut_axis,
@@ -94,7 +94,14 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         check_strips(graph, plan)
     elif plan.rule == "split":
         check_split(node, plan)
-    elif plan.rule == "flat":
+    elif plan.rule == "block":
+        check_block(graph, node, plan)
+    elif plan.rule == "block_rows":
+        check_stream(graph, node, plan)
+        row_count(graph, plan)
+    elif plan.rule in ("flat", "block_flat"):
+        if plan.rule == "block_flat":
+            check_stream(graph, node, plan)
         contiguous_cut(node, plan.at("core"))
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.block import (
-    MAX_UNROLLED,
     copied,
     fetch_width,
     has_booleans,
@@ -31,10 +30,9 @@ from tvm_ext.tile.block import (
     vector_elements,
 )
 from tvm_ext.tile.classify import vector_axis
-from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
-from tvm_ext.tir.write_gpu import MAX_THREADS, fuse, spread
+from tvm_ext.tir.write_gpu import fuse, spread
 from tvm_ext.tvm_api import SBlockRV, Schedule, tirx
 
 
@@ -43,7 +41,6 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
     schedule, graph = prepared.schedule, prepared.graph
     node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
     core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
-    check_block(node, plan)
     copies = _copies(prepared, plan)
     epilogue = next((entry.stage for entry in plan.attach if entry.level == "register"), None)
     if epilogue is None:
@@ -99,25 +96,6 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
     if depth > 1:
         schedule.unroll(schedule.split(inner[reduce[-1]], [None, depth])[1])
     schedule.decompose_reduction(block, [*outside, steps][0])
-
-
-def check_block(node: TileNode, plan: TilePlan) -> None:
-    """Raises PlanError unless each tile divides the one outside it and the block can start."""
-    core, step, register = plan.at("core"), plan.at("shared"), plan.at("register")
-    if node.kind != "reduce" or not node.space:
-        raise PlanError("space", f"plan for {node.name}: rule block needs a reduction over a space")
-    for axis, c, s, r in zip(node.axes, core.extents, step.extents, register.extents, strict=True):
-        outer, wanted = (c, r) if axis.kind == "space" else (axis.extent, 1)
-        if outer % wanted or (axis.kind == "space" and s != c) or (axis.kind != "space" and r != 1):
-            raise PlanError(
-                "divide", f"plan for {node.name}: {axis.name} core {c}, shared {s}, register {r}"
-            )
-    if sorted(plan.order) != list(range(len(node.axes))):
-        raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
-    if thread_count(node, plan) > MAX_THREADS:
-        raise PlanError("threads", f"plan for {node.name}: more than {MAX_THREADS} threads a block")
-    if register.points > MAX_UNROLLED:
-        raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
 
 
 def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int]]:

@@ -17,14 +17,10 @@ from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.block import VECTOR_BYTES, has_booleans
-from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.legal import contiguous_cut
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
-
-MAX_THREADS = 1024
 
 
 def write_block_rows(prepared: Prepared, plan: TilePlan) -> None:
@@ -35,7 +31,6 @@ def write_block_rows(prepared: Prepared, plan: TilePlan) -> None:
     rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
     if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
         raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
-    _check_threads(node, plan)
     loops = schedule.get_loops(block)
     if rows and loops:
         row = fuse(schedule, loops[:rows])
@@ -67,12 +62,9 @@ def write_block_flat(prepared: Prepared, plan: TilePlan) -> None:
     """Contiguous boxes per block; neighbours to neighbouring threads, `unroll` elements each."""
     schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
     extents = plan.at("core").extents
-    _check_threads(node, plan)
     cut = contiguous_cut(node, plan.at("core"))
     if node.kind != "map":
         raise PlanError("flat", f"plan for {node.name}: it is no map stage")
-    if plan.unroll > 1 and has_booleans(prepared.graph, node):
-        raise PlanError("unroll", f"plan for {node.name}: vectors of booleans")
     loops = schedule.get_loops(prepared.blocks[plan.anchor])
     if not loops:
         return _bind_scalar(schedule, prepared.blocks[plan.anchor])
@@ -97,13 +89,6 @@ def write_block_loose(prepared: Prepared, index: int, plan: TilePlan) -> None:
     outer, thread = schedule.split(fuse(schedule, loops[:leading]), [None, plan.lanes])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
-
-
-def _check_threads(node: TileNode, plan: TilePlan) -> None:
-    if plan.lanes > MAX_THREADS:
-        raise PlanError("threads", f"plan for {node.name}: more than {MAX_THREADS} threads a block")
-    if not 1 <= plan.unroll <= VECTOR_BYTES:
-        raise PlanError("unroll", f"plan for {node.name}: {plan.unroll} elements at once")
 
 
 def _bind_scalar(schedule: Schedule, block: SBlockRV) -> None:

@@ -55,6 +55,15 @@ def test_distances() -> None:
     assert check.distance(np.zeros(2, "float32"), np.zeros(2, "float32")) == 0.0
 
 
+def test_inputs_are_nudged_in_their_last_bits() -> None:
+    x = np.linspace(-3, 3, 1000, dtype="float32")
+    moved = check._nudged(x, seed=0)
+    assert moved.dtype == x.dtype
+    assert 0 < np.abs(moved - x).max() <= 3 * (check.NUDGE + np.finfo("float32").eps)
+    numbers = np.arange(5)
+    assert check._nudged(numbers, seed=0) is numbers
+
+
 def test_an_engine_that_differs_from_itself_widens_the_bound(
     compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

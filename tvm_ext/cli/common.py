@@ -204,7 +204,7 @@ def whole_model(
         return f"checked   not compared with another engine: {hint}", None
     line = f"checked   max|Δ|/max|y| {result.error:.1e} against {result.engine}"
     if result.spread:
-        line += f", {result.spread:.1e} between that engine and itself with its rewrites on"
+        line += f", {result.spread:.1e} between that engine and itself, asked otherwise"
     return line, msgspec.to_builtins(result)
 
 

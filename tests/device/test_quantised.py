@@ -1,0 +1,124 @@
+"""Operators on quantised tensors: ONNX Runtime's results, to a step of their scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.check import check_model
+from tvm_ext.errors import ModelError
+from tvm_ext.frontend.quantised import FORMS, MICROSOFT
+
+RNG = np.random.default_rng(0)
+SCALE, POINT = "scale", "point"
+
+
+def step(name: str, scale: Any, point: Any) -> list[onnx.TensorProto]:
+    """A scale and a zero point by their names."""
+    return [
+        numpy_helper.from_array(np.array(scale, np.float32), f"{name}_{SCALE}"),
+        numpy_helper.from_array(np.array(point), f"{name}_{POINT}"),
+    ]
+
+
+def case(name: str) -> tuple[list[str], dict[str, Any], list[onnx.TensorProto], tuple[int, ...]]:
+    """An operator's inputs, its attributes, its constants, and the shape of `x`."""
+    point = np.int8(-3)
+    own = ["x", f"x_{SCALE}", f"x_{POINT}"]
+    result = [f"y_{SCALE}", f"y_{POINT}"]
+    second = ["w", f"w_{SCALE}", f"w_{POINT}"]
+    x, y = step("x", 0.02, point), step("y", 0.05, np.int8(5))
+
+    def weight(*shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(RNG.integers(-100, 100, shape).astype(np.int8), "w")
+
+    bias = numpy_helper.from_array(RNG.integers(-900, 900, 6).astype(np.int32), "b")
+    each = step("w", RNG.uniform(0.005, 0.02, 6), np.zeros(6, np.int8))
+    one = step("w", 0.01, np.int8(2))
+    match name:
+        case "QLinearConv":
+            inputs, attributes = [*own, *second, *result, "b"], {"pads": [1] * 4}
+            return inputs, attributes, [*x, *y, *each, weight(6, 4, 3, 3), bias], (1, 4, 7, 5)
+        case "QLinearMatMul":
+            return [*own, *second, *result], {}, [*x, *y, *each, weight(9, 6)], (5, 9)
+        case "QGemm":
+            inputs = [*own, *second, "b", *result]
+            attributes = {"transB": 1, "alpha": 0.5}
+            return inputs, attributes, [*x, *y, *one, weight(6, 9), bias], (5, 9)
+        case "QLinearAdd" | "QLinearMul":
+            return [*own, *second, *result], {}, [*x, *y, *one, weight(5, 9)], (5, 9)
+        case "QLinearWhere":
+            chosen = numpy_helper.from_array(RNG.random((5, 9)) < 0.5, "chosen")
+            inputs = ["chosen", *own, *second, *result]
+            return inputs, {}, [*x, *y, *one, weight(5, 9), chosen], (5, 9)
+        case "QLinearConcat":
+            return [*result, *own, *second], {"axis": 1}, [*x, *y, *one, weight(5, 4)], (5, 9)
+        case "QLinearLeakyRelu":
+            return [*own, *result], {"alpha": 0.1}, [*x, *y], (5, 9)
+        case "QLinearSoftmax":
+            small = step("y", 1 / 256, np.int8(-128))
+            return [*own, *result], {"axis": -1, "opset": 13}, [*x, *small], (5, 9)
+        case "QLinearAveragePool":
+            return [*own, *result], {"kernel_shape": [2, 2]}, [*x, *y], (1, 4, 7, 5)
+        case "QLinearGlobalAveragePool":
+            return [*own, *result], {"channels_last": 0}, [*x, *y], (1, 4, 7, 5)
+        case _:
+            return [*own, *result], {}, [*x, *y], (5, 9)
+
+
+def model(name: str, domain: str) -> tuple[onnx.ModelProto, np.ndarray]:
+    inputs, attributes, constants, shape = case(name)
+    node = helper.make_node(name, inputs, ["y"], name=name, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node],
+        name,
+        [helper.make_tensor_value_info("x", TensorProto.INT8, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, None)],
+        constants,
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made, RNG.integers(-128, 128, shape).astype(np.int8)
+
+
+@pytest.mark.parametrize(("domain", "name"), FORMS)
+def test_operators_are_those_of_floats(domain: str, name: str) -> None:
+    made, x = model(name, domain)
+    (expected,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    (found,) = tvm_ext.compile(made)(x)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert (found != expected).mean() <= 0.05, "a step is off where a sum is half way"
+
+
+def test_channels_last_is_not_restated() -> None:
+    made, _ = model("QLinearGlobalAveragePool", MICROSOFT)
+    made.graph.node[0].attribute[0].i = 1
+    with pytest.raises(ModelError, match="QLinearGlobalAveragePool"):
+        tvm_ext.compile(made)
+
+
+def test_a_model_that_rounds_is_judged_by_its_steps() -> None:
+    """One step of 8 bits is more than the bound: the other engine's own answer moves as far."""
+    made, _ = model("QLinearConv", "")
+    floats = [
+        helper.make_node("QuantizeLinear", ["given", f"x_{SCALE}", f"x_{POINT}"], ["x"]),
+        *made.graph.node,
+        helper.make_node("DequantizeLinear", ["y", f"y_{SCALE}", f"y_{POINT}"], ["out"]),
+    ]
+    graph = helper.make_graph(
+        floats,
+        "floats",
+        [helper.make_tensor_value_info("given", TensorProto.FLOAT, (1, 4, 7, 5))],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        made.graph.initializer,
+    )
+    whole = helper.make_model(graph, opset_imports=made.opset_import, ir_version=9)
+    assert check_model(tvm_ext.compile(whole), whole) is not None

@@ -19,26 +19,39 @@ from torch._inductor import config
 def load(
     path: str, inputs: Mapping[str, np.ndarray], threads: int
 ) -> Callable[[], list[np.ndarray]]:
-    """The model compiled for these inputs; it has run once, which is when torch compiles.
-
-    Freezing lets inductor fold and pack weights as the other engines do; it is off by default.
-    """
+    """The model compiled for these inputs; it has run once, which is when torch compiles."""
     torch.set_num_threads(threads)
+    call = compiled(path, inputs)
+
+    def run() -> list[np.ndarray]:
+        return [output.numpy() for output in call()]
+
+    run()
+    return run
+
+
+def compiled(
+    path: str, inputs: Mapping[str, np.ndarray], device: str = "cpu"
+) -> Callable[[], list[torch.Tensor]]:
+    """A call of the model with inputs that lie on the device, where its outputs stay.
+
+    Freezing lets inductor fold and pack weights as the other engines do; it is off by default. On a
+    GPU launches are captured as a graph.
+    """
     config.freezing = True
     proto = _readable(onnx.load(path))
     weights = {tensor.name for tensor in proto.graph.initializer}
     names = [value.name for value in proto.graph.input if value.name not in weights]
-    module = torch.compile(_with_fixed_shapes(_onnx2torch().convert(proto).eval()))
-    tensors = [torch.from_numpy(np.array(inputs[name])) for name in names]
+    converted = _with_fixed_shapes(_onnx2torch().convert(proto).eval()).to(device)
+    module = torch.compile(converted, mode=None if device == "cpu" else "reduce-overhead")
+    tensors = [torch.from_numpy(np.array(inputs[name])).to(device) for name in names]
 
-    def run() -> list[np.ndarray]:
+    def call() -> list[torch.Tensor]:
         with torch.inference_mode():
             outputs = module(*tensors)
-        listed = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return [output.numpy() for output in listed]
+        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
-    run()
-    return run
+    return call
 
 
 def _readable(proto: onnx.ModelProto) -> onnx.ModelProto:

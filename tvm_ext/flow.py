@@ -30,6 +30,11 @@ from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_sourc
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, relax, target_of, tvm, tvm_version
 
+FAST_MATHS = (
+    "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
+    "pip install 'tvm_ext[cuda]' for nvcc"
+)
+
 
 @contextmanager
 def without_collections() -> Iterator[None]:
@@ -86,16 +91,10 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
         return _all_lowered(mod)
 
     name = open_extent(model, shapes)
-    if hardware.kind == "cuda":
-        if name:
-            raise ShapeError(
-                f"shapes: {name} cannot be left open for {hardware.name}; give a number for {name}"
-            )
-        if not use_nvcc():
-            left_out.append(
-                "no nvcc: NVRTC compiles the kernels, with fast maths, where there is a CUDA "
-                "device; pip install 'tvm_ext[cuda]' for nvcc"
-            )
+    if name and hardware.kind == "cuda":
+        raise ShapeError(
+            f"shapes: {name} cannot be left open for {hardware.name}; give a number for {name}"
+        )
     with target_of(hardware.target):
         if name:
             mod = None
@@ -118,6 +117,8 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
             mod = run(source.mod, graph_passes(hardware, explain=decisions.append))
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
     notes = (*source.notes, *dict.fromkeys(left_out))
+    if hardware.kind == "cuda" and not use_nvcc():
+        notes = (*notes, FAST_MATHS)
     fusions = tuple(
         msgspec.structs.replace(decision, times=times)
         for decision, times in Counter(decisions).items()

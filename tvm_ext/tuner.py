@@ -96,6 +96,7 @@ def tune_all(
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
     lowered = [lower(model, target, shapes, num_threads) for model in models]
+    measurer = measurer_of(fleet, lowered[0].hardware)
     database = Database.open(log, create=True)
     tasks: dict[str, tuple[Task, tuple[float, ...]]] = {}
     for place, one in enumerate(lowered):
@@ -113,7 +114,7 @@ def tune_all(
         objective=objective,
         goals_us=goals_us,
         watch=watch or unwatched,
-        measurer=measurer_of(fleet, lowered[0].hardware),
+        measurer=measurer,
     )
     tuner.search(trials, deadline)
     return [
@@ -191,6 +192,7 @@ def tune_tir(
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
     hardware = hardware_for(target, num_threads)
+    measurer = measurer_of(fleet, hardware)
     database = Database.open(log, create=True)
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else ""
     task = make_task(func, name or "main")
@@ -202,7 +204,7 @@ def tune_tir(
         seed,
         rules=rules,
         watch=watch or unwatched,
-        measurer=measurer_of(fleet, hardware),
+        measurer=measurer,
         alone=True,
     )
     tuner.search(trials, deadline)

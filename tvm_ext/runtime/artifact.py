@@ -12,10 +12,12 @@ from typing import Any
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, decode_manifest
-from tvm_ext.runtime.machine import Machine, ffi, silence, to_arrays
+from tvm_ext.runtime.machine import Machine, ffi, load_cuda, silence, to_arrays
 
 MANIFEST_FUNCTION = "tvm_ext_manifest"
 WEIGHT_FUNCTION = "tvm_ext_weight"
+_CUDA_LOADER, _CUDA_COMPILER = "load_from_bytes.cuda", "tvm_callback_cuda_compile"
+"""What TVM asks for in vain where it has no runtime for GPUs, or no compiler."""
 
 
 def load_artifact(path: Path) -> tuple[Any, Manifest]:
@@ -30,7 +32,7 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
         with silence():
             module = _opened(path)
     except Exception as error:
-        if "load_from_bytes.cuda" in str(error):
+        if _CUDA_LOADER in str(error):
             raise ArtifactError(
                 f"artifact {path}: is for a CUDA device, and this machine has none, or no driver"
             ) from error
@@ -51,17 +53,25 @@ def load_artifact(path: Path) -> tuple[Any, Manifest]:
 
 
 def _opened(path: Path) -> Any:
-    """The library as TVM's module. GPU kernels that were written where there was no GPU come as
-    CUDA code, which takes TVM's Python and a compiler."""
-    try:
-        return ffi().load_module(str(path.resolve()))
-    except RuntimeError as error:
-        if "tvm_callback_cuda_compile" not in str(error):
-            raise
-    import tvm  # noqa: F401 - has the callback
+    """The library as TVM's module.
+
+    One for a GPU takes TVM's runtime for it, and its Python and a compiler where the kernels are
+    CUDA code, as they were written where there was no GPU.
+    """
+    for need in (load_cuda, _load_compiler):
+        try:
+            return ffi().load_module(str(path.resolve()))
+        except RuntimeError as error:
+            if not any(word in str(error) for word in (_CUDA_LOADER, _CUDA_COMPILER)):
+                raise
+        need()
+    return ffi().load_module(str(path.resolve()))
+
+
+def _load_compiler() -> None:
+    import tvm  # noqa: F401 - registers what compiles CUDA
 
     use_nvcc()
-    return ffi().load_module(str(path.resolve()))
 
 
 def copy(source: Path, path: Path) -> Path:

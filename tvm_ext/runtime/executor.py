@@ -52,6 +52,8 @@ class Compiled:
         self._parts = parts
         self._names = tuple(info.name for info in manifest.inputs)
         self._open = any(isinstance(e, str) for info in manifest.inputs for e in info.shape)
+        self._device = manifest.device
+        self._shares = manifest.anywhere and self._device == "cpu"
         self.manifest = manifest
 
     @property
@@ -71,15 +73,13 @@ class Compiled:
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
         bound = self.bind(*given, **named)
-        on_cpu = self.manifest.device == "cpu"
-        tensors = map(shared, bound) if on_cpu and self.manifest.anywhere else self._moved(bound)
-        result = self._main(*tensors)
+        result = self._main(*(map(shared, bound) if self._shares else self._moved(bound)))
         return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships."""
-        entry = Machine(self._module, self.manifest.device)["main"]
+        entry = Machine(self._module, self._device)["main"]
         if not self._open:
             return entry
 
@@ -112,19 +112,19 @@ class Compiled:
 
     def _moved(self, arrays: Sequence[np.ndarray]) -> list[Any]:
         """Copies where the kernels run."""
-        return [tensor(array, self.manifest.device) for array in arrays]
+        return [tensor(array, self._device) for array in arrays]
 
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
         tensors = self._moved(self.bind(*arrays, **named))
-        main, device = self._main, self.manifest.device
+        main = self._main
         main(*tensors)
-        wait(device)
+        wait(self._device)
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
             main(*tensors)
-            wait(device)
+            wait(self._device)
             times.append(time.perf_counter() - start)
         return times
 
@@ -141,7 +141,7 @@ class Compiled:
         least = self.manifest.least
         inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs, extent=least)
         names = [group.name for group in self.manifest.groups]
-        return profile(self._module, names, inputs, runs, read_peak, self.manifest.device)
+        return profile(self._module, names, inputs, runs, read_peak, self._device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""

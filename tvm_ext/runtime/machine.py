@@ -43,11 +43,21 @@ def ffi() -> Any:
             raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
         folder = Path(found.origin).parent / "lib"
         ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
-        load_cudart()
-        for extra in ("extra", "cuda"):  # sorting and scans; CUDA, where there is a driver
-            with suppress(OSError):
-                ctypes.CDLL(str(folder / f"libtvm_runtime_{extra}.so"), ctypes.RTLD_GLOBAL)
+        extra = folder / "libtvm_runtime_extra.so"  # sorting and scans
+        if extra.exists():
+            ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
     return tvm_ffi
+
+
+def load_cuda() -> None:
+    """Loads TVM's CUDA runtime, where there is a driver; TVM's Python has done so."""
+    found = importlib.util.find_spec("tvm")
+    if "tvm" in sys.modules or found is None or found.origin is None:
+        return
+    load_cudart()
+    with suppress(OSError):
+        library = Path(found.origin).parent / "lib" / "libtvm_runtime_cuda.so"
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def tensor(array: np.ndarray, device: str = "cpu") -> Any:

@@ -30,6 +30,7 @@ from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
+from tvm_ext.graph.lower_scan import LowerScan
 from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
@@ -72,6 +73,7 @@ __all__ = [
     "FuseTiles",
     "Legalise",
     "LowerEinsum",
+    "LowerScan",
     "LowerSplit",
     "LowerTopK",
     "MemoryOrder",
@@ -112,11 +114,11 @@ def graph_passes(
         can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
     )
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
-    on_cores = [] if hardware.kind == "cuda" else [LowerTopK(hardware)]
+    by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     return [
         LowerEinsum(),
         LowerSplit(),
-        *on_cores,
+        *by_kind,
         Normalise(),
         FoldLayout(),
         SplitBroadcasts(),

@@ -1,7 +1,8 @@
 """Relax passes, one a file, each a frozen dataclass whose fields are its options.
 
 In the order the pipeline runs them:
-  lower_einsum   einsums to matrix products; lower_split: splits to slices
+  lower_einsum   einsums to matrix products; lower_split: splits to slices; lower_scan: cumulative
+                 sums on GPUs
   normalise      dataflow blocks, inference operators, no dead code
   common_subexpr  equal expressions once, weights not looked at; of normalise and share
   fuse_attention  a softmax between two products as one operator (attention_scores: what it is of;

@@ -30,6 +30,7 @@ from tvm_ext.tile.block import (
     vector_elements,
 )
 from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.graph import Access, TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_gpu import fuse, spread
@@ -81,10 +82,14 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
     within = stepped(node, plan)
     outside = [sweep[axis] for axis in reduce if axis not in within]
     steps = fuse(schedule, [sweep[axis] for axis in within])
-    for copy, width in copies:
+    for copy, width, order in copies:
         schedule.compute_at(copy, steps, preserve_unit_loops=True)
         rank = len(schedule.get(copy).iter_vars)
-        spread(schedule, schedule.get_loops(copy)[-rank:], thread_count(node, plan), width)
+        around = schedule.get_loops(copy)[-rank:]
+        if order:
+            around = [around[place] for place in order]
+            schedule.reorder(*around)
+        spread(schedule, around, thread_count(node, plan), width)
     for axis in space:
         schedule.unroll(inner[axis])
     ends = graph.nodes[plan.anchor if epilogue is None else epilogue]
@@ -98,8 +103,9 @@ def write_block(prepared: Prepared, plan: TilePlan) -> None:
     schedule.decompose_reduction(block, [*outside, steps][0])
 
 
-def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int]]:
-    """Blocks that bring the anchor's reused inputs to shared memory, with their vector widths.
+def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int, list[int]]]:
+    """Blocks that bring the anchor's reused inputs to shared memory, with their vector widths and
+    the order of their loops, where that is to be another.
 
     A producer attached there (padding) writes to shared memory itself. A tensor of which the graph
     has fewer indices (`x[i // 7, i % 7]` as `x[i]`) is copied as the graph has it: TVM would take
@@ -112,6 +118,7 @@ def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int]]:
     made, found = made_inside(graph, plan), []
     for tensor in copied(graph, plan):
         data, source = graph.tensors[tensor], graph.producer(tensor)
+        width, loops = fetch_width(graph, plan, tensor), list[int]()
         accesses = {access for access in node.reads if access.tensor == tensor}
         if tensor in made and source is not None:
             copy = prepared.blocks[source]
@@ -122,16 +129,31 @@ def _copies(prepared: Prepared, plan: TilePlan) -> list[tuple[SBlockRV, int]]:
             if merged and len(accesses) == 1:
                 (access,) = accesses
                 at = [tirx.Var(axis.name, "int32") for axis in node.axes]
-                used = [point for axis, point in enumerate(at) if access.uses(axis)]
-                taken = tirx.IndexMap(at, used, None)
+                order = _in_memory(node, access)
+                taken = tirx.IndexMap(at, [at[axis] for axis in order], None)
                 copy = schedule.reindex_cache_read(block, place, "shared", taken)
+                loops = [sorted(order).index(axis) for axis in order]
+                last = access.dims[-1]
+                alone = last is not None and sum(map(last.uses, order)) == 1
+                width = width if alone else 1
             else:
                 copy = schedule.cache_read(block, place, "shared")
         if is_skewed(graph, node, tensor):
             unit = vector_elements(data.dtype_bytes)
             schedule.storage_align(copy, 0, -2, 2 * unit, unit)
-        found.append((copy, fetch_width(graph, plan, tensor)))
+        found.append((copy, width, loops))
     return found
+
+
+def _in_memory(node: TileNode, access: Access) -> list[int]:
+    """The axes that index a tensor in the order of its indices: a vector of the last one is one
+    piece of memory."""
+    places = {
+        axis: next(p for p, dim in enumerate(access.dims) if dim is None or dim.uses(axis))
+        for axis in range(len(node.axes))
+        if access.uses(axis)
+    }
+    return sorted(places, key=lambda axis: (places[axis], axis))
 
 
 def _fetch_ahead(schedule: Schedule, steps: Any, copies: int) -> None:

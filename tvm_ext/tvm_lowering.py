@@ -11,7 +11,6 @@ from tvm_ext.tvm_api import (
     element_bytes,
     ir,
     is_scheduled,
-    s_tir,
     structural_map,
     structural_walk,
     tirx,
@@ -112,7 +111,7 @@ def _for_cuda(mod: IRModule) -> bool:
 
 
 def with_threads(mod: IRModule) -> IRModule:
-    """The module with a thread for each of the outer iterations of functions that have none yet."""
+    """The module with threads for functions that have none yet, by TVM's own rules."""
     bare = {
         variable: function
         for variable, function in mod.functions.items()
@@ -120,7 +119,10 @@ def with_threads(mod: IRModule) -> IRModule:
     }
     result = mod.clone()
     if bare:
-        result.update(s_tir.transform.DefaultGPUSchedule()(IRModule(bare)))
+        from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
+
+        rules = (gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+        result.update(ApplyDefaultSchedule(*rules)(IRModule(bare)))
     return result
 
 

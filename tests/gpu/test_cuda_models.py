@@ -78,8 +78,8 @@ MORE = {
         "products", product, (((2, 3, 16, 48), "float32"), ((2, 3, 48, 64), "float32"))
     ),
 }
-"""What was wrong or refused once. Of a product whose batch axes are one to us, threads copied vectors
-down the columns, as if they lay side by side."""
+"""What was wrong or refused once. Of a product whose batch axes are one to us, threads copied
+vectors down the columns, as if they lay side by side."""
 CHECKED = MORE | {name: CASES[name] for name in names()[::5] if name not in UNFIT}
 
 

@@ -28,7 +28,7 @@ from measure_case import (
 )
 
 from tvm_ext.measure import runner, sandbox
-from tvm_ext.measure.build import Built, build_many
+from tvm_ext.measure.build import Built, build_many, one_line
 from tvm_ext.measure.inputs import DRAWN, Argument, make_inputs
 from tvm_ext.measure.job import Failure, Job, Outcome, OutputCheck
 from tvm_ext.measure.run import Measurer
@@ -225,3 +225,10 @@ def test_large_inputs_repeat_out_of_step_with_their_axes():
     np.testing.assert_array_equal(flat[:-DRAWN], flat[DRAWN:])
     assert np.unique(large, axis=0).shape == large.shape
     assert np.unique(large, axis=1).shape == large.shape
+
+
+def test_what_nvcc_says_is_not_hidden_behind_its_code() -> None:
+    error = RuntimeError(
+        "#include <cuda.h>\n" * 99 + "\nCompilation error:\nk.cu(1): no such type\n"
+    )
+    assert one_line(error) == "RuntimeError: k.cu(1): no such type"

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -28,14 +27,13 @@ from itertools import islice
 from pathlib import Path
 
 os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"  # tensors are handed over once
-if shutil.which("nvcc"):  # which compiles in processes of its own, and exactly
-    os.environ |= {"TVM_CUDA_COMPILE_MODE": "nvcc", "TVM_CUDA_NVCC_NO_FAST_MATH": "1"}
 
 import torch
 import torch_operators
 import tvm_ffi
 from workloads import Workload, workloads
 
+from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -45,7 +43,7 @@ from tvm_ext.picker.perf import Candidate
 from tvm_ext.planner import Task
 from tvm_ext.tile import show_plan
 from tvm_ext.tir import write
-from tvm_ext.tvm_api import Target, tvm
+from tvm_ext.tvm_api import target_of, tvm
 
 LAUNCHES = 20  # in one graph
 REPLAYS = 15
@@ -117,7 +115,7 @@ class Bench:
 
     def __init__(self, plans: int, seed: int) -> None:
         self.hardware: HardwareModel = resolve("cuda")
-        self.target = Target(self.hardware.target, host={"kind": "llvm"})
+        self.target = target_of(self.hardware.target)
         self.plans = plans
         self.seed = seed
 
@@ -221,6 +219,7 @@ def main() -> int:
     rows: list[Row] = []
     print(f"{'operator':14}{'torch us':>10}{'ours us':>10}{'model us':>10}{'ratio':>7}", end="")
     print(f"{'best us':>10}{'rank':>5}  plan", flush=True)
+    use_nvcc()  # which compiles in processes of its own, and exactly
     chosen = list(workloads(args.only, args.batch))
     tasks = [workload.task() for workload in chosen]
     built = bench.build(tasks)

@@ -51,6 +51,14 @@ REDUCE: dict[str, tuple[Callable[..., Any], Callable[..., Array]]] = {
 }
 
 
+def assert_computed(found: list[Array], expected: list[Tensor]) -> None:
+    """Every result of a graph near its exact value."""
+    for got, one in zip(found, expected, strict=True):
+        assert got.shape == one.exact.shape
+        scale = max(1.0, float(np.abs(one.exact).max()))
+        np.testing.assert_allclose(got, one.exact, rtol=1e-4, atol=1e-5 * scale)
+
+
 class RandomGraph:
     """A Relax function of one parameter and what it computes, built side by side."""
 

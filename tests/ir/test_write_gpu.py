@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import site
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +21,7 @@ from hypothesis import strategies as st
 from operators import ODD_OPERATORS, OPERATORS, task_of
 from tvm.s_tir.meta_schedule.testing.te_workload import conv2d_transpose_nhwc
 
+from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick
@@ -30,7 +29,7 @@ from tvm_ext.picker.gpu_perf import limits, shared_bytes
 from tvm_ext.search import neighbours
 from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
 from tvm_ext.tir import prepare, write
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, te, tirx, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, is_scheduled, target_of, te, tirx, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 MACHINES = ("cuda/sm_80", "cuda/sm_90")
@@ -271,15 +270,9 @@ def test_neighbours_are_written_or_refused(name: str) -> None:
     assert written
 
 
-@cache
 def nvcc() -> str | None:
-    """The CUDA compiler of this environment, else the one on PATH."""
-    installed = [
-        path
-        for folder in site.getsitepackages()
-        for path in sorted(Path(folder).glob("nvidia/cu*/bin/nvcc"))
-    ]
-    return str(installed[0]) if installed else shutil.which("nvcc")
+    """The CUDA compiler on PATH, else that of this environment."""
+    return shutil.which("nvcc") if use_nvcc() else None
 
 
 class Usage(NamedTuple):
@@ -296,7 +289,7 @@ def cuda_source(
     """CUDA of scheduled functions, by TVM's own TIR pipeline or one of ours."""
     chosen = {} if pipeline is None else {"tir_pipeline": pipeline}
     module = IRModule({name: func.with_attr("global_symbol", name) for name, func in funcs.items()})
-    built = tvm.compile(module, target=Target(target, host={"kind": "llvm"}), **chosen)
+    built = tvm.compile(module, target=target_of(target), **chosen)
     return str(built.mod.imports[0].inspect_source("cuda"))
 
 

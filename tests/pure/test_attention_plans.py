@@ -13,10 +13,11 @@ from tvm_ext.errors import PlanError
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick, predict
 from tvm_ext.planner import multiply_flops
-from tvm_ext.search.mutate import mutated, with_extent
+from tvm_ext.search.mutate import mutated
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.tile.attention import COLUMN, ROW, attention_stages
 from tvm_ext.tile.legal import check_plan, is_legal
+from tvm_ext.tile.plan import with_extent
 
 HARDWARE = get("cpu/x86-avx512")
 LARGE = GRAPHS["fused_attention_large"]

@@ -24,8 +24,6 @@ class Kernel:
     run       whether this machine is the one it is for
     """
 
-    device = "cpu"
-
     def __init__(self, compiled: Any, name: str, run: bool) -> None:
         self.code = _object_file(compiled)
         library = _library(self.code) if run and self.code else None
@@ -47,11 +45,9 @@ class DeviceKernel:
     compiled, name, run  as for a `Kernel`
     """
 
-    device = "cuda"
-
     def __init__(self, compiled: Any, name: str, run: bool) -> None:
         self.module = compiled
-        self.main: Any = from_host(compiled[name], self.device) if run else None
+        self.main: Any = from_host(compiled[name], "cuda") if run else None
 
 
 def from_host(kernel: Any, device: str) -> Any:

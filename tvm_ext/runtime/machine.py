@@ -38,10 +38,7 @@ def ffi() -> Any:
     except ImportError as error:
         raise InstallError(f"package apache-tvm-ffi: {error}; pip install tvm-ext") from error
     if "tvm" not in sys.modules:
-        found = importlib.util.find_spec("tvm")
-        if found is None or found.origin is None:
-            raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
-        folder = Path(found.origin).parent / "lib"
+        folder = _libraries()
         ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
         extra = folder / "libtvm_runtime_extra.so"  # sorting and scans
         if extra.exists():
@@ -49,15 +46,21 @@ def ffi() -> Any:
     return tvm_ffi
 
 
+def _libraries() -> Path:
+    """Where TVM's are. Raises InstallError without TVM."""
+    found = importlib.util.find_spec("tvm")
+    if found is None or found.origin is None:
+        raise InstallError("package apache-tvm: not installed; pip install tvm-ext")
+    return Path(found.origin).parent / "lib"
+
+
 def load_cuda() -> None:
     """Loads TVM's CUDA runtime, where there is a driver; TVM's Python has done so."""
-    found = importlib.util.find_spec("tvm")
-    if "tvm" in sys.modules or found is None or found.origin is None:
+    if "tvm" in sys.modules:
         return
     load_cudart()
     with suppress(OSError):
-        library = Path(found.origin).parent / "lib" / "libtvm_runtime_cuda.so"
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(_libraries() / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
 
 
 def tensor(array: np.ndarray, device: str = "cpu") -> Any:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tvm_ext.tile.axis import Tile, divisors
-from tvm_ext.tile.block import can_fetch_ahead
-from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.block import MAX_THREADS, can_fetch_ahead
+from tvm_ext.tile.classify import cut_axis, vector_axis
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan, with_extent
+
+Step = Callable[[TileGraph, TileNode, TilePlan, random.Random], TilePlan]
 
 SIZES = (1, 2, 4, 8)
 """Results of a thread along an axis."""
@@ -21,8 +23,8 @@ ACROSS = (4, 8, 16, 32, 64)
 """Threads side by side along memory."""
 MAX_STEP = 64
 """Iterations of one axis of the reduction in shared memory."""
-LEAST_THREADS, MOST_THREADS = 32, 1024
-"""Of a block without register tiles."""
+LEAST_THREADS = 32
+"""Of a block without register tiles: a warp."""
 
 
 def drawn(
@@ -81,41 +83,43 @@ def settled_block(node: TileNode, plan: TilePlan) -> TilePlan:
     )
 
 
-def _with(plan: TilePlan, level: str, axis: int, size: int) -> TilePlan:
-    extents = list(plan.at(level).extents)
-    extents[axis] = size
-    tiles = [LevelTile(level, Tile(tuple(extents))) if e.level == level else e for e in plan.tiles]
-    return msgspec.structs.replace(plan, tiles=tuple(tiles))
-
-
 def _results(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     """More or fewer results of a thread along an axis, of as many threads."""
     axis = source.choice(node.space)
     core, register = plan.at("core").extents[axis], plan.at("register").extents[axis]
     size = min(node.axes[axis].extent, source.choice(SIZES))
-    plan = _with(plan, "register", axis, size)
-    return _with(plan, "core", axis, min(node.axes[axis].extent, core // register * size))
+    plan = with_extent(plan, "register", axis, size)
+    return with_extent(plan, "core", axis, min(node.axes[axis].extent, core // register * size))
 
 
 def _shares(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     """Twice or half as many threads along an axis, or these from one axis to another."""
     axis, other = source.choice(node.space), source.choice(node.space)
     core = plan.at("core").extents
-    grown = _with(plan, "core", axis, min(node.axes[axis].extent, 2 * core[axis]))
+    grown = with_extent(plan, "core", axis, min(node.axes[axis].extent, 2 * core[axis]))
     choice = source.choice(("more", "fewer", "moved"))
     if choice == "more" or (choice == "moved" and axis == other):
         return grown
     if choice == "fewer":
-        return _with(plan, "core", axis, max(1, core[axis] // 2))
-    return _with(grown, "core", other, max(1, core[other] // 2))
+        return with_extent(plan, "core", axis, max(1, core[axis] // 2))
+    return with_extent(grown, "core", other, max(1, core[other] // 2))
 
 
-def _step(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    if not node.reduce:
-        return plan
-    axis = source.choice(node.reduce)
-    sizes = divisors(node.axes[axis].extent, MAX_STEP)
-    return _with(plan, "shared", axis, source.choice(sizes))
+def of_reduction(level: str, most: int) -> Step:
+    """A step to another number of iterations of one axis of the reduction in the tile of a level,
+    `most` or fewer."""
+
+    def step(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+        if not node.reduce:
+            return plan
+        axis = source.choice(node.reduce)
+        sizes = divisors(node.axes[axis].extent, most)
+        return with_extent(plan, level, axis, source.choice(sizes))
+
+    return step
+
+
+_step = of_reduction("shared", MAX_STEP)
 
 
 def _ahead(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
@@ -125,21 +129,25 @@ def _ahead(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Rand
 def _threads(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     """Twice or half as many threads of a block without register tiles."""
     lanes = plan.lanes * 2 if source.random() < 0.5 else plan.lanes // 2
-    lanes = max(LEAST_THREADS, min(MOST_THREADS, lanes))
+    lanes = max(LEAST_THREADS, min(MAX_THREADS, lanes))
     return msgspec.structs.replace(plan, lanes=lanes)
 
 
 def _box(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     """A contiguous box with another number of elements."""
     core = plan.at("core").extents
-    cut = next((axis for axis, size in enumerate(core) if size > 1), len(core) - 1)
+    cut = cut_axis(plan.at("core"))
     size = core[cut] * 2 if source.random() < 0.5 else core[cut] // 2
-    return _with(plan, "core", cut, max(1, min(node.axes[cut].extent, size)))
+    return with_extent(plan, "core", cut, max(1, min(node.axes[cut].extent, size)))
 
 
-Step = Callable[[TileGraph, TileNode, TilePlan, random.Random], TilePlan]
 BLOCK_STEPS: dict[str, Sequence[tuple[Step, float]]] = {
-    "block": ((_results, 0.3), (_shares, 0.4), (_step, 0.2), (_ahead, 0.1)),
+    "block": (
+        (_results, 0.3),
+        (_shares, 0.4),
+        (_step, 0.2),
+        (_ahead, 0.1),
+    ),
     "block_rows": ((_threads, 1.0),),
     "block_flat": ((_threads, 0.5), (_box, 0.5)),
     "block_loose": ((_threads, 1.0),),
@@ -154,7 +162,7 @@ def block_neighbours(graph: TileGraph, node: TileNode, plan: TilePlan) -> list[T
         for axis, extent in enumerate(entry.tile.extents):
             for size in (2 * extent, extent // 2):
                 if 1 <= size <= node.axes[axis].extent:
-                    found.append(_with(plan, entry.level, axis, size))
+                    found.append(with_extent(plan, entry.level, axis, size))
     if plan.rule == "block":
         found = [settled_block(node, one) for one in found]
         return [*found, msgspec.structs.replace(plan, ahead=not plan.ahead)]
@@ -164,6 +172,6 @@ def block_neighbours(graph: TileGraph, node: TileNode, plan: TilePlan) -> list[T
         *(
             msgspec.structs.replace(plan, lanes=one)
             for one in lanes
-            if LEAST_THREADS <= one <= MOST_THREADS
+            if LEAST_THREADS <= one <= MAX_THREADS
         ),
     ]

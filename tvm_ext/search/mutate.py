@@ -17,7 +17,7 @@ from math import prod
 import msgspec
 
 from tvm_ext.search.annotate import MAX_UNROLL, row_box
-from tvm_ext.search.blocks import BLOCK_STEPS, Step, settled_block
+from tvm_ext.search.blocks import BLOCK_STEPS, Step, of_reduction, settled_block
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import (
@@ -34,7 +34,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
-from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan, with_extent
 
 FACTORS = (2, 2, 2, 3, 4, 7)
 """Factors that move between levels: powers of two most often, the small primes of image sizes."""
@@ -71,20 +71,6 @@ def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
         parallel=parallel,
         staged=staged,
     )
-
-
-def with_extent(plan: TilePlan, level: str, axis: int, size: int) -> TilePlan:
-    """The plan with one extent of one tile changed."""
-    tiles = tuple(
-        LevelTile(
-            level,
-            Tile((*entry.tile.extents[:axis], size, *entry.tile.extents[axis + 1 :])),
-        )
-        if entry.level == level
-        else entry
-        for entry in plan.tiles
-    )
-    return msgspec.structs.replace(plan, tiles=tiles)
 
 
 def _scaled(size: int, limit: int, source: random.Random) -> int:
@@ -127,12 +113,7 @@ def _task_size(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.
     return with_extent(plan, "core", axis, min(extent, count * register))
 
 
-def _unroll(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    if not node.reduce:
-        return plan
-    axis = source.choice(node.reduce)
-    sizes = divisors(node.axes[axis].extent, MAX_UNROLL)
-    return with_extent(plan, "register", axis, source.choice(sizes))
+_unroll = of_reduction("register", MAX_UNROLL)
 
 
 def _order(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:

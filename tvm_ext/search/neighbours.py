@@ -8,7 +8,7 @@ from itertools import chain
 import msgspec
 
 from tvm_ext.search.blocks import block_neighbours
-from tvm_ext.search.mutate import settled, with_extent
+from tvm_ext.search.mutate import settled
 from tvm_ext.tile.attention import COPIED
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
@@ -21,7 +21,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
-from tvm_ext.tile.plan import Attach, TilePlan
+from tvm_ext.tile.plan import Attach, TilePlan, with_extent
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:

@@ -99,9 +99,10 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
     elif plan.rule == "block_rows":
         check_stream(graph, node, plan)
         row_count(graph, plan)
-    elif plan.rule in ("flat", "block_flat"):
-        if plan.rule == "block_flat":
-            check_stream(graph, node, plan)
+    elif plan.rule == "block_flat":
+        check_stream(graph, node, plan)
+        contiguous_cut(node, plan.at("core"))
+    elif plan.rule == "flat":
         contiguous_cut(node, plan.at("core"))
 
 

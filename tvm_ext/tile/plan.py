@@ -79,3 +79,17 @@ class TilePlan(msgspec.Struct, frozen=True):
     def parts(self) -> tuple[TilePlan, ...]:
         """The plan without `also`, and those."""
         return (msgspec.structs.replace(self, also=()), *self.also) if self.also else (self,)
+
+
+def with_extent(plan: TilePlan, level: str, axis: int, size: int) -> TilePlan:
+    """The plan with one extent of one tile changed."""
+    tiles = tuple(
+        LevelTile(
+            level,
+            Tile((*entry.tile.extents[:axis], size, *entry.tile.extents[axis + 1 :])),
+        )
+        if entry.level == level
+        else entry
+        for entry in plan.tiles
+    )
+    return msgspec.structs.replace(plan, tiles=tiles)

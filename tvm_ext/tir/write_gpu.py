@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
-from tvm_ext.tile.legal import contiguous_cut
+from tvm_ext.tile.legal import contiguous_cut, row_count
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
@@ -26,11 +26,8 @@ from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 def write_block_rows(prepared: Prepared, plan: TilePlan) -> None:
     """One row per block, every stage of it by all threads; what lies between stages is shared."""
     schedule, graph = prepared.schedule, prepared.graph
-    node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
-    core = plan.at("core").extents
-    rows = next((i for i, axis in enumerate(node.space) if core[axis] > 1), len(node.space))
-    if any(core[axis] != node.axes[axis].extent for axis in range(rows, len(node.axes))):
-        raise PlanError("rows", f"plan for {node.name}: core tile {core} is not whole rows")
+    block = prepared.blocks[plan.anchor]
+    rows = row_count(graph, plan)
     loops = schedule.get_loops(block)
     if rows and loops:
         row = fuse(schedule, loops[:rows])

@@ -53,8 +53,12 @@ def without_collections() -> Iterator[None]:
 
 
 def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
-    """The machine a target names, with the threads that are to be used. Raises TargetError."""
+    """The machine a target names, with the threads that are to be used; a GPU has those it has.
+    Raises TargetError."""
     hardware = resolve(target)
+    if hardware.kind == "cuda":
+        use_nvcc()
+        return hardware
     if hardware.name == "cpu/host" or num_threads:
         threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)

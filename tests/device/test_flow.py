@@ -26,6 +26,8 @@ from tvm_ext.errors import (
     ShapeError,
     TargetError,
 )
+from tvm_ext.flow import hardware_for
+from tvm_ext.hardware import get
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 
@@ -157,6 +159,11 @@ def test_a_model_for_a_gpu_elsewhere(model: Path, tmp_path: Path) -> None:
     assert b"__global__" in path.read_bytes()
     with pytest.raises(ArtifactError, match="is for a CUDA device"):
         tvm_ext.load(path)
+
+
+def test_threads_are_no_multiprocessors() -> None:
+    assert hardware_for("cuda/sm_90", 2) == get("cuda/sm_90")
+    assert hardware_for("cpu/x86-avx2", 2).cores == 2
 
 
 def test_kernels_of_a_gpu_elsewhere_are_not_measured(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_ext
 from tvm_ext.check import check_model
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.quantised import FORMS, MICROSOFT
+from tvm_ext.frontend.quantised import FORMS, MICROSOFT, dequantised
 
 RNG = np.random.default_rng(0)
 SCALE, POINT = "scale", "point"
@@ -96,6 +96,17 @@ def test_operators_are_those_of_floats(domain: str, name: str) -> None:
     assert found.shape == expected.shape
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
     assert (found != expected).mean() <= 0.05, "a step is off where a sum is half way"
+
+
+@pytest.mark.parametrize(("opset", "same"), [(18, True), (13, True), (12, False)])
+def test_a_softmax_of_one_axis_is_restated(opset: int, same: bool) -> None:
+    made, _ = model("QLinearSoftmax", MICROSOFT)
+    (given,) = (a for a in made.graph.node[0].attribute if a.name == "opset")
+    given.i = opset
+    kinds = {node.op_type for node in dequantised(made).graph.node}
+    assert kinds == (
+        {"DequantizeLinear", "Softmax", "QuantizeLinear"} if same else {made.graph.name}
+    )
 
 
 def test_channels_last_is_not_restated() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tvm
+from funcs import matmul_func
 from kernel_cases import CASES, Case, module, names
 from random_graph import RandomGraph, assert_computed
 from tiny import X, assert_close, reference, saved
@@ -60,6 +62,13 @@ def test_a_search_finds_kernels_that_are_right(model: Path, tmp_path: Path) -> N
     assert_close(tuned(X), reference(model))
     replayed = tvm_ext.replay(str(model), tmp_path, "cuda", strict=True)
     assert replayed.manifest.code_hash == tuned.manifest.code_hash
+
+
+def test_a_function_is_tuned(tmp_path: Path) -> None:
+    tuned = tvm_ext.tune_tir(matmul_func(24, 40, 16), "cuda", trials=4, log=tmp_path)
+    assert tuned.plan is not None
+    assert tuned.plan.rule == "block"
+    assert isfinite(tuned.latency_us)
 
 
 def test_kernels_are_timed(compiled: Compiled) -> None:

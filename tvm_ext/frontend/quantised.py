@@ -9,7 +9,8 @@ integers a sum is exact, here it is rounded to 24 bits: a result may be the next
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx
@@ -46,9 +47,12 @@ FORMS: dict[tuple[str, str], Form] = {
     (MICROSOFT, "QLinearWhere"): Form("Where", 2, plain=1),
     (MICROSOFT, "QGemm"): Form("Gemm", 2, channels=1),
 }
-DROPPED = {"Softmax": {"opset"}, "GlobalAveragePool": {"channels_last"}}
-DROPPED["AveragePool"] = DROPPED["GlobalAveragePool"]
-"""Attributes that only the quantised form has; with others than their defaults it stays."""
+DROPPED: dict[str, tuple[str, Callable[[int], bool]]] = {
+    "Softmax": ("opset", lambda opset: opset >= 13),  # of one axis
+    "AveragePool": ("channels_last", operator.not_),
+    "GlobalAveragePool": ("channels_last", operator.not_),
+}
+"""The attribute that only the quantised form has, and which of its values leave both the same."""
 
 
 def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -76,8 +80,9 @@ class _Restated:
         """What takes its place; None if that would not be the same."""
         node, form = self._node, self._form
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        for name in DROPPED.get(form.op_type, ()):
-            if attributes.pop(name, 0) not in (0, 13):
+        if form.op_type in DROPPED:
+            name, same = DROPPED[form.op_type]
+            if name in attributes and not same(attributes.pop(name)):
                 return None
         inputs = list(node.input)
         rest = inputs[form.plain + 3 * form.operands :]

@@ -6,6 +6,7 @@
   perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
   stream  groups that touch each byte once, row by row or element by element
   chain  a product between two transforms (Winograd);  attention: a softmax between two products
+  chunk  how much of a long reduction a core's own cache holds
   strip  rows of several stages at a time, each piece planned by itself
   gpu    the same for thread blocks; gpu_perf the time of one
   pick   which stage to tile, by which rule, with which tiles

@@ -19,6 +19,7 @@ from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
     core_waves,
     far_loss,
+    finishing_us,
     handed_on_us,
     loose_us,
     overlapped_us,
@@ -30,6 +31,7 @@ from tvm_ext.picker.traffic import (
     with_cold_weights,
 )
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chunk import chunk_count
 from tvm_ext.tile.classify import (
     is_small_window,
     is_square,
@@ -69,6 +71,8 @@ TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
 
+ADD_CYCLES = 1.5
+"""Adding a vector of results to one in a core's own cache."""
 USABLE = 0.8
 """Part of a cache a tile may count on."""
 CROWDED_STALL = 0.5
@@ -184,9 +188,11 @@ def compute_cycles(
     lanes: int,
     hw: HardwareModel,
     moved: tuple[int, ...] = (),
+    chunks: int = 1,
 ) -> float:
     """Cycles one core needs for one full core tile, tails charged at their own size, or whole on
-    the axes where they are `moved` back."""
+    the axes where they are `moved` back. After each of several `chunks` of the reduction a register
+    tile is added to what there is."""
     sizes: list[list[tuple[int, int]]] = []
     for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
         extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
@@ -200,7 +206,9 @@ def compute_cycles(
     for count, extents in combos:
         sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
         tile = Tile(extents)
-        entry = TILE_OVERHEAD_CYCLES / max(1, sweeps) if reduces else 0.0
+        entry = TILE_OVERHEAD_CYCLES if reduces else 0.0
+        entry += ADD_CYCLES * prod(extents[a] for a in node.space) / lanes if chunks > 1 else 0.0
+        entry *= chunks / max(1, sweeps)
         entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
         entry += collision_cycles(graph, node, tile, hw)
         cycles += count * (register_cycles(graph, node, tile, lanes, hw) + entry)
@@ -259,7 +267,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     if stays_in_cache(graph, hw):  # beyond it all traffic is counted above
         latency_us = with_cold_weights(graph, node, plan, hw, latency_us)
     aside_us = prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
-    aside_us += loose_us(graph, plan, hw)
+    aside_us += loose_us(graph, plan, hw) + finishing_us(graph, plan, hw)
     return Estimate(latency_us + launch_us + aside_us, compute_us, memory_us, bound, aside_us)
 
 
@@ -334,7 +342,8 @@ def _task(
     cores: int,
     shifted: tuple[int, ...] = (),
 ) -> _Task:
-    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted)
+    chunks = chunk_count(node, plan)
+    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted, chunks)
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     compute_us, memory_us, stall_us, bound = cycles / hw.clock_ghz / 1e3, 0.0, 0.0, "compute"
     # of weights `with_cold_weights` knows more

@@ -26,6 +26,7 @@ from tvm_ext.picker.anchor import (
 )
 from tvm_ext.picker.attention import attention_candidates
 from tvm_ext.picker.chain import rank_chains
+from tvm_ext.picker.chunk import in_chunks, needs_chunks
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order, plain_order
 from tvm_ext.picker.perf import (
@@ -291,6 +292,7 @@ def tile_plans(
     choices = sorted(cycles, key=cycles.__getitem__)
     if core_tiles is not None:
         choices = [r for r in choices if any(True for _ in core_tiles(graph, node, r, lanes, hw))]
+    chunked = core_tiles is None and needs_chunks(graph, node, choices[:REGISTER_TILES], hw)
     for register in choices[: max(REGISTER_TILES, count // 4)]:
         least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
@@ -314,9 +316,12 @@ def tile_plans(
                 prefetch=wants_prefetch(graph, node, core, register),
                 ahead=ahead,
             )
-            if not intertwined or is_legal(graph, plan, lanes):
-                found = Candidate(plan, estimate(graph, plan, hw))
-                best.append(_latency(found) + exchange_us(graph, plan, hw))
+            plans = [plan] if not intertwined or is_legal(graph, plan, lanes) else []
+            if chunked:
+                plans += in_chunks(graph, plan, hw)
+            for one in plans:
+                found = Candidate(one, estimate(graph, one, hw))
+                best.append(_latency(found) + exchange_us(graph, one, hw))
                 yield found
         best.sort()
 

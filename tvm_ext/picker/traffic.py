@@ -236,6 +236,19 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     return total
 
 
+def finishing_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """Time of an epilogue that goes over the sums of a core tile when all chunks have been added
+    (`tile.chunk`)."""
+    later = any(entry.stage > plan.anchor and entry.level == "core" for entry in plan.attach)
+    if plan.rule != "tile" or not later:
+        return 0.0
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    points = prod(core.extents[axis] for axis in node.space)
+    size_bytes = points * graph.tensors[node.write.tensor].dtype_bytes
+    waves = core_waves(node, core, hw.cores if plan.parallel else 1)
+    return waves * 2 * size_bytes / (holding_gbps(hw, size_bytes, 1) * 1e3)
+
+
 def uncounted_us(graph: TileGraph, node: TileNode, hw: HardwareModel, cores: int) -> float:
     """Time of what passes through memory beside the loop nest of a stage, if the last cache does
     not hold the group: what its epilogue reads, and lines that are written, which are read first

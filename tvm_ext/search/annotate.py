@@ -14,6 +14,7 @@ from tvm_ext.search.blocks import drawn
 from tvm_ext.search.sketch import Sketch
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.chunk import chunks, with_chunk
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -33,6 +34,8 @@ MAX_WIDTH = 4
 """Vectors side by side in a register tile."""
 MAX_ROWS = 16
 MAX_UNROLL = 16
+IN_CHUNKS = 0.3
+"""Part of the plans with a long reduction that take it in chunks."""
 AHEAD = 0.25
 """Part of the plans whose reductions ask for what the next epilogue reads and writes: it seldom
 pays."""
@@ -116,7 +119,7 @@ class Annotator:
         levels = ["root", "register", *(["core"] if parallel else [])]
         places = [(stage, self._random.choice(levels)) for stage in sketch.movable]
         side_by_side = stageable(self.graph, node, core, register) if parallel else ()
-        return TilePlan(
+        plan = TilePlan(
             rule="tile",
             anchor=sketch.anchor,
             tiles=(LevelTile("core", core), LevelTile("register", register)),
@@ -132,6 +135,9 @@ class Annotator:
             ahead=bool(node.reduce) and self._random.random() < AHEAD,
             staged=side_by_side if self._random.random() < 0.5 else (),
         )
+        parts = chunks(node, plan)
+        chunked = parts and self._random.random() < IN_CHUNKS
+        return with_chunk(node, plan, self._random.choice(parts)) if chunked else plan
 
     def _chain(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles of the product, parts of the image or blocks of channels as core tiles."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chunk import at_once, chunk_count
 from tvm_ext.tile.classify import slides, vector_axis, whole_reduction
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -56,6 +57,7 @@ FEATURES: dict[str, str] = {
     "loads": "loads for each vector multiply-add of the register tile",
     "chains": "multiply-adds in flight over those the machine needs to hide their latency",
     "sweeps": "slog of the passes of the reduction over a register tile",
+    "chunks": "slog of the chunks that the reduction is cut into",
     "panel_in_l1": "slog of what one register tile reads over the first cache",
     "core_in_l1": "slog of what one core tile touches over the first cache",
     "core_in_l2": "the same over the second cache",
@@ -193,7 +195,7 @@ class Features:
         tasks = prod(core.counts(node.axes)[axis] for axis in node.space)
         waves = ceil(tasks / hw.cores)
         held = sum(
-            access_bytes(self._graph, access, whole_reduction(node, core), hw.levels[1].line_bytes)
+            access_bytes(self._graph, access, at_once(node, plan, core), hw.levels[1].line_bytes)
             for access in (*node.reads, node.write)
         )
         row = {
@@ -232,7 +234,7 @@ class Features:
             box = touched(access, register, tensor.shape)
             in_vectors = vector is not None and access.stride(vector, tensor.shape) == 1
             loads += prod(box) / (plan.lanes if in_vectors else 1)
-            panel += access_bytes(graph, access, whole_reduction(node, register), 64)
+            panel += access_bytes(graph, access, at_once(node, plan, register), 64)
             if in_vectors:
                 read_run = max(read_run, slog(box[-1] * tensor.dtype_bytes))
             else:
@@ -260,6 +262,7 @@ class Features:
             "sweeps": slog(
                 prod(ceil(node.axes[axis].extent / register.extents[axis]) for axis in node.reduce)
             ),
+            "chunks": slog(chunk_count(node, plan)),
             "panel_in_l1": ratio(panel / hw.levels[1].size_bytes),
             "read_run": read_run,
             "row_step": row_step,

@@ -4,6 +4,7 @@ tile size         a factor moves between levels, or one vector or row is added
 order             two axes of one kind change places
 parallel          a core tile grows or shrinks to another number of tasks
 unroll            another number of iterations in one loop body
+chunk             other chunks of a long reduction, or all of it at once
 compute location  a stage before the anchor moves to another level
 switches          lanes, prefetch, ahead, operands copied side by side
 """
@@ -20,6 +21,7 @@ from tvm_ext.search.annotate import MAX_UNROLL, row_box
 from tvm_ext.search.blocks import BLOCK_STEPS, Step, of_reduction, settled_block
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
 from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.chunk import chunk_of, chunks, with_chunk
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -65,12 +67,13 @@ def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     staged = plan.staged
     if staged:
         staged = stageable(graph, node, core, register) if parallel else ()
-    return msgspec.structs.replace(
+    plan = msgspec.structs.replace(
         plan,
         unroll=prod(register.extents[axis] for axis in node.reduce),
         parallel=parallel,
         staged=staged,
     )
+    return with_chunk(node, plan, chunk_of(node, plan))
 
 
 def _scaled(size: int, limit: int, source: random.Random) -> int:
@@ -114,6 +117,11 @@ def _task_size(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.
 
 
 _unroll = of_reduction("register", MAX_UNROLL)
+
+
+def _chunks(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Other chunks of a long reduction, or all of it at once."""
+    return with_chunk(node, plan, source.choice([None, *chunks(node, plan)]))
 
 
 def _order(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
@@ -218,9 +226,10 @@ STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {
         (_task_size, 0.25),
         (_order, 0.12),
         (_unroll, 0.1),
-        (_location, 0.06),
-        (_switches, 0.08),
-        (_lanes, 0.04),
+        (_chunks, 0.04),
+        (_location, 0.05),
+        (_switches, 0.06),
+        (_lanes, 0.03),
     ),
     "chain": (
         (_tile_size, 0.35),

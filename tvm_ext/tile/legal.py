@@ -12,6 +12,8 @@ from tvm_ext.errors import PlanError
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.block import can_fetch_ahead, check_block, check_stream
+from tvm_ext.tile.chunk import LEVEL as CHUNK
+from tvm_ext.tile.chunk import chunk_of, chunk_tile
 from tvm_ext.tile.classify import (
     TransformChain,
     cut_axis,
@@ -41,7 +43,7 @@ LEVELS = {
     "block_flat": ("core",),
     "block_loose": (),
 }
-"""The rules, and the levels at which each needs a tile."""
+"""The rules, and the levels at which each needs a tile; `tile` may have one at `l2` (`chunk`)."""
 MAX_UNROLLED = 512
 """Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
 CHAIN_LANES = 4
@@ -55,7 +57,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
     Reasons: `rule` (unknown), `anchor` (a stage that does not exist), `level` (a missing tile),
     `extent` (a tile of another operator), `gaps` (a tile that writes no box), `lanes` (counts that
     mean nothing), `ahead` (no next task to ask for), and those of the rule: `divide`,
-    `tail`, `order`, `unroll`, `staged`, `space`, `structure`, `attach`, `rows`, `split`, `flat`.
+    `tail`, `order`, `unroll`, `staged`, `chunk`, `space`, `structure`, `attach`, `rows`, `split`,
+    `flat`.
     """
     if plan.rule not in LEVELS:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
@@ -142,12 +145,32 @@ def check_tile(
     if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
         raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
     for entry in plan.attach:
-        later = entry.level == "register" and entry.stage > plan.anchor
+        later = entry.level != "root" and entry.stage > plan.anchor
         if later and entry.stage != epilogue_of(graph, plan.anchor):
             raise PlanError("attach", f"plan: stage {entry.stage} is no epilogue of {node.name}")
     for read in plan.staged:
         if not 0 <= read < len(node.reads):
             raise PlanError("staged", f"plan: stage {plan.anchor} has no read {read}")
+    if any(entry.level == CHUNK for entry in plan.tiles):
+        check_chunk(graph, node, plan)
+
+
+def check_chunk(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless the tile at `l2` is the core tile with equal parts of one axis of the
+    reduction, and nothing is summed twice or finished before its last part."""
+    core, chunk = plan.at("core"), chunk_of(node, plan)
+    if chunk is None or chunk_tile(node, core, chunk) != plan.at(CHUNK):
+        raise PlanError(
+            "chunk", f"plan for {node.name}: {plan.at(CHUNK).extents} of {core.extents}"
+        )
+    axis, step = node.axes[chunk.axis], plan.at("register").extents[chunk.axis]
+    if axis.extent % chunk.size or chunk.size % step or chunk.size == 1:
+        raise PlanError("chunk", f"plan for {node.name}: {axis.name} {axis.extent} by {chunk.size}")
+    if plan_shifts(graph, plan):
+        raise PlanError("chunk", f"plan for {node.name}: what is moved back is summed twice")
+    inside = any(e.stage > plan.anchor and e.level == "register" for e in plan.attach)
+    if inside or plan.staged:
+        raise PlanError("chunk", f"plan for {node.name}: an epilogue or copies in each chunk")
 
 
 def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
@@ -168,7 +191,8 @@ def can_ask_ahead(graph: TileGraph, plan: TilePlan) -> bool:
     if plan.rule == "block":
         return can_fetch_ahead(graph, plan)
     if plan.rule == "tile":
-        return graph.nodes[plan.anchor].kind == "reduce"
+        node = graph.nodes[plan.anchor]
+        return node.kind == "reduce" and chunk_of(node, plan) is None
     inside = all(entry.level == "core" for entry in plan.attach)
     return plan.rule == "chain" and plan.parallel > 0 and inside
 
@@ -275,8 +299,11 @@ def check_strips(graph: TileGraph, plan: TilePlan) -> Strip:
         except KeyError:
             raise PlanError("anchor", f"plan: stage {part.anchor} is in another piece") from None
         check_plan(piece.graph, inside)
-        if inside.rule == "tile" and _has_parted_tails(piece.graph.nodes[inside.anchor], inside):
+        node = piece.graph.nodes[inside.anchor]
+        if inside.rule == "tile" and _has_parted_tails(node, inside):
             raise PlanError("tail", f"plan: stage {part.anchor} of a strip leaves a tail")
+        if chunk_of(node, inside) is not None:
+            raise PlanError("chunk", f"plan: stage {part.anchor} of a strip in chunks")
     return cut
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chunk import chunk_of
 from tvm_ext.tile.classify import vector_axis, whole_reduction
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
@@ -24,7 +25,7 @@ class Nest:
     """The loops of one core tile, with the data each sub-nest touches.
 
     Depth d is the sub-nest inside the first d loops; the innermost body is the register tile.
-    Loops of one iteration are none.
+    Loops of one iteration are none. Chunks of the reduction are the outermost loop.
     """
 
     def __init__(
@@ -38,13 +39,20 @@ class Nest:
         order = [axis for axis in plan.order if axis in space]
         order += [axis for axis in plan.order if axis in reduce]
         full = whole_reduction(node, core).extents
-        self._counts = {axis: -(-full[axis] // register[axis]) for axis in order}
-        self._loops = [axis for axis in order if self._counts[axis] > 1]
-        self._tiles = [Tile(register)]
+        ends = [(axis, full[axis]) for axis in order]
+        if chunk := chunk_of(node, plan):
+            ends[order.index(chunk.axis)] = chunk
+            ends.insert(0, (chunk.axis, full[chunk.axis]))
+        self._tiles, self._loops, self._counts = [Tile(register)], list[int](), list[int]()
         extents = list(register)
-        for axis in reversed(self._loops):
-            extents[axis] = full[axis]
-            self._tiles.append(Tile(tuple(extents)))
+        for axis, end in reversed(ends):
+            if end > extents[axis]:
+                self._loops.append(axis)
+                self._counts.append(-(-end // extents[axis]))
+                extents[axis] = end
+                self._tiles.append(Tile(tuple(extents)))
+        self._loops.reverse()
+        self._counts.reverse()
         self._tiles.reverse()
         self._sizes = [
             [access_bytes(graph, access, tile, line_bytes) for tile in self._tiles]
@@ -84,10 +92,10 @@ class Nest:
             outside = depth
             while outside and not access.uses(self._loops[outside - 1]):
                 outside -= 1
-            loads = prod(self._counts[axis] for axis in self._loops[:outside])
+            loads = prod(self._counts[:outside])
             fetched = loads * sizes[depth]
             if outside and self._loops[outside - 1] in self._reduce:
-                steps = self._counts[self._loops[outside - 1]]
+                steps = self._counts[outside - 1]
                 exact = steps * access_bytes(self._graph, access, self._tiles[depth])
                 fetched = min(fetched, loads // steps * max(sizes[outside - 1], exact))
             total += fetched

@@ -10,6 +10,7 @@ from tvm_ext.tile.axis import Tile
 class LevelTile(msgspec.Struct, frozen=True):
     """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`).
 
+    Of a product `l2`, where it has one, is the core tile with a chunk of the reduction (`chunk`).
     Of attention `second` is the register tile of the second product, which is not the anchor.
     On a GPU `core` is a thread block, `shared` what it keeps in shared memory at once, `register`
     one thread.
@@ -22,8 +23,9 @@ class LevelTile(msgspec.Struct, frozen=True):
 class Attach(msgspec.Struct, frozen=True):
     """Where another stage is computed: inside the anchor's loops at `level`, or at `root`.
 
-    At `register` a later stage is the epilogue of each register tile, an earlier one is computed
-    where it is read and keeps no buffer.
+    At `register` a later stage is the epilogue of each register tile, at `core` that of a core tile
+    whose reduction goes in chunks; at `register` an earlier one is computed where it is read and
+    keeps no buffer.
     """
 
     stage: int

@@ -61,8 +61,9 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     for load in loads(block.body.value):
         indices = [substitute(index, bound) for index in load.indices]
         lanes = loops[-1].loop_var
-        if load.source not in parameters or not indices or not uses(indices[-1], lanes):
-            continue
+        own = any(region.source.same_as(load.source) for region in block.writes)
+        if own or load.source not in parameters or not indices or not uses(indices[-1], lanes):
+            continue  # sums so far, or no operand in vectors
         tile = [loop for loop in inside if any(uses(i, loop.loop_var) for i in indices)]
         width = prod(int(loop.extent) for loop in tile if loop not in over)
         others = any(

@@ -8,17 +8,21 @@
 
 Loop order: core tiles (space, `plan.order`), register tiles in a core tile (space, `plan.order`),
 reduction, then the register tile itself, unrolled; taps of a window innermost, so that what
-neighbours share is read while it is at hand. Last tiles are moved back to be whole (`shift`) or,
-where they cannot be, tails become loops of their own (the partition hint), so that the main loop
-carries no predicate. Stages before the anchor are computed once for each core tile
-or, attached at `register`, where they are read (padding: see `guard`).
+neighbours share is read while it is at hand. Chunks of the reduction come before the register
+tiles, each of which adds its sum to those so far (`tile.chunk`); an epilogue then goes over the
+core tile at the end. Last tiles are moved back to be whole (`shift`) or, where they cannot be,
+tails become loops of their own (the partition hint), so that the main loop carries no predicate.
+Stages before the anchor are computed once for each core tile or, attached at `register`, where they
+are read (padding: see `guard`).
 """
 
 from __future__ import annotations
 
 from itertools import takewhile
+from typing import Any
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.chunk import Chunk, chunk_of
 from tvm_ext.tile.classify import (
     is_affine,
     is_square,
@@ -45,17 +49,22 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     schedule, graph = prepared.schedule, prepared.graph
     node, block = graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
     core, register = plan.at("core"), plan.at("register")
-    reduces = node.kind == "reduce"
+    reduces, chunk = node.kind == "reduce", chunk_of(node, plan)
     copies = [_copy(schedule, prepared, plan.anchor, read) for read in plan.staged]
     epilogue: SBlockRV | None = None
     attached = [entry.stage for entry in plan.attach if entry.level == "register"]
     after = [stage for stage in attached if stage > plan.anchor]
-    if reduces and after:
+    chunks: list[Any] = []
+    if chunk is not None:
+        block, epilogue = _in_chunks(schedule, block, len(node.axes), chunk)
+    elif reduces and after:
         schedule.set_scope(block, 0, "local")
         epilogue = prepared.blocks[after[0]]
     elif reduces:
         epilogue = schedule.cache_write(block, 0, "local")
-    loops = schedule.get_loops(block)[-len(node.axes) :]
+    loops = schedule.get_loops(block)[-len(node.axes) - (chunk is not None) :]
+    if chunk is not None:
+        chunks = [loops.pop(chunk.axis)]
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
     vector = vector_axis(node) if plan.lanes > 1 else None
@@ -76,6 +85,7 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     sliding = [axis for axis in reduce if slides(node, axis)]
     schedule.reorder(
         *(outer[axis] for axis in space),
+        *chunks,
         *(middle[axis] for axis in space),
         *(sweep[axis] for axis in reduce),
         *(inner[axis] for axis in reduce if axis not in sliding),
@@ -88,9 +98,14 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     grid = [outer[axis] for axis in space]
     task = schedule.fuse(*grid[: plan.parallel]) if plan.parallel > 1 else grid[0]
     for entry in plan.attach:
-        if entry.level == "core":
-            stage = graph.nodes[entry.stage]
-            _attach(schedule, prepared.blocks[entry.stage], task, plan.lanes, stage)
+        if entry.level != "core":
+            continue
+        own, stage = prepared.blocks[entry.stage], graph.nodes[entry.stage]
+        if entry.stage > plan.anchor:
+            schedule.reverse_compute_at(own, task, preserve_unit_loops=True)
+            vectorise_last(schedule, schedule.get_loops(own)[-1], plan.lanes)
+        else:
+            _attach(schedule, own, task, plan.lanes, stage)
     for copy in copies:
         _attach(schedule, copy, task, plan.lanes)
     moved = plan_shifts(graph, plan)
@@ -98,7 +113,7 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     tails = [axis for axis in space if core.extents[axis] % register.extents[axis]]
     parted = [axis for axis in tails if axis not in (moved or ())] if is_affine(node) else []
     shifted = bool(moved or (core_tails and moved is not None))
-    inside = copies or any(entry.level == "core" for entry in plan.attach)
+    inside = chunks or copies or any(entry.level == "core" for entry in plan.attach)
     if plan.parallel:
         if not inside and (shifted or not core_tails):
             whole = takewhile(lambda axis: axis not in parted, space[:-1])
@@ -125,6 +140,18 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         schedule.decompose_reduction(block, sweep[reduce[0]])
     for inlined in sorted(set(attached).difference(after), reverse=True):
         schedule.compute_inline(prepared.blocks[inlined])
+
+
+def _in_chunks(
+    schedule: Schedule, block: SBlockRV, rank: int, chunk: Chunk
+) -> tuple[SBlockRV, SBlockRV]:
+    """The sum of each chunk in registers, with a loop over chunks before what was one with it, and
+    the sum of those."""
+    whole = schedule.get_loops(block)[-rank:]
+    outer, _ = schedule.split(whole[chunk.axis], [None, chunk.size])
+    part = schedule.rfactor(outer, 0)
+    schedule.set_scope(part, 0, "local")
+    return part, block
 
 
 def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBlockRV:

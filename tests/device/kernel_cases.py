@@ -40,6 +40,13 @@ def _convolutions() -> None:
     case("conv2d_7x7_stride2", _conv(16, (7, 7), strides=2, padding=3), (1, 3, 23, 23))
     case("conv2d_asymmetric", _conv(8, (3, 2), strides=(2, 1), padding=(0, 2, 1, 0)), (1, 4, 9, 7))
     case("conv2d_dilated", _conv(12, (3, 3), padding=2, dilation=(2, 1)), (1, 6, 9, 10))
+    apart = {"padding": 4, "dilation": 4}
+    case("conv2d_mostly_padding", _conv(17, (3, 3), bias_relu, **apart), (1, 13, 9, 7))
+    case("conv2d_only_the_middle", _conv(40, (3, 3), padding=12, dilation=12), (2, 8, 7, 5))
+    strided = {"padding": (6, 5, 2, 6), "dilation": 3, "strides": 2}
+    case("conv2d_padding_stride2", _conv(16, (5, 5), bias_relu, **strided), (1, 6, 11, 17))
+    case("conv1d_mostly_padding", _conv(33, (5,), padding=16, dilation=8), (1, 12, 20))
+    case("conv3d_mostly_padding", _conv(16, (3, 3, 3), padding=2, dilation=2), (1, 5, 3, 4, 6))
     case("conv2d_to_1x1", _conv(24, (5, 5)), (3, 6, 5, 5))
     case("conv2d_on_1x1", _conv(40, (1, 1), bias_relu), (1, 24, 1, 1))
     case("conv2d_batch3", _conv(32, (3, 3), padding=1), (3, 5, 6, 5))

@@ -49,6 +49,7 @@ from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.remember import remembered
 from tvm_ext.tile.shift import plan_shifts
+from tvm_ext.tile.skip import needed_share
 
 LOADS_PER_CYCLE = 2.0
 LINES_CROSSED = 2.0
@@ -212,7 +213,7 @@ def compute_cycles(
         entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
         entry += collision_cycles(graph, node, tile, hw)
         cycles += count * (register_cycles(graph, node, tile, lanes, hw) + entry)
-    return cycles
+    return cycles * needed_share(graph, node, register)
 
 
 def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareModel) -> float:

@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import is_shared_out
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.skip import skipped
 from tvm_ext.tir.ahead import with_ahead, with_results_ahead
 from tvm_ext.tir.cut_vectors import with_cut_vectors
 from tvm_ext.tir.guard import with_choices, with_guards
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
+from tvm_ext.tir.skip import with_skips
 from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_attention import write_attention
@@ -65,6 +68,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
     scheduled = with_cut_vectors(with_squares(scheduled))
+    if any(part.rule == "tile" and _skips(prepared.graph, part) for part in parts):
+        scheduled = with_skips(scheduled)
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
     if any(part.ahead for part in parts):
@@ -97,6 +102,10 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     except (ScheduleError, InternalError) as error:
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     return prepared
+
+
+def _skips(graph: TileGraph, plan: TilePlan) -> bool:
+    return bool(skipped(graph, graph.nodes[plan.anchor], plan.at("register")))
 
 
 def written(prepared: Prepared, plan: TilePlan) -> set[int]:

@@ -24,6 +24,7 @@ from tvm_ext.graph.constant_forms import Tables
 from tvm_ext.graph.find_group_norm import FindGroupNorm
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
+from tvm_ext.graph.fold_dilation import FoldDilation
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
@@ -65,6 +66,7 @@ __all__ = [
     "ConcatInPlace",
     "FindGroupNorm",
     "FoldDepth",
+    "FoldDilation",
     "FoldIndices",
     "FoldLayout",
     "Fuse",
@@ -126,6 +128,7 @@ def graph_passes(
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldDepth(hardware, predict_us),
+        FoldDilation(hardware, predict_us),
         FoldLayout(),
         SplitPhases(hardware.lanes(4), predict_us),
         SinkReshapes(),

@@ -10,6 +10,7 @@ In the order the pipeline runs them:
   find_group_norm  group norms as exporters write them, as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
   fold_depth     convolutions of volumes as those of planes beside their neighbours
+  fold_dilation  windows with holes as plain ones over several images
   split_phases   transposed convolutions as one for each phase of the output
   sink_reshapes  reshapes behind what works element by element; sink_concats: concatenations
   read_planes    convolutions of few channels take planes as they are

@@ -144,9 +144,10 @@ def check_tile(
         raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
     if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
         raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
-    for entry in plan.attach:
+    level = "register" if chunk_of(node, plan) is None else "core"
+    for entry in plan.attach if plan.rule == "tile" else ():
         later = entry.level != "root" and entry.stage > plan.anchor
-        if later and entry.stage != epilogue_of(graph, plan.anchor):
+        if later and (entry.level, entry.stage) != (level, epilogue_of(graph, plan.anchor)):
             raise PlanError("attach", f"plan: stage {entry.stage} is no epilogue of {node.name}")
     for read in plan.staged:
         if not 0 <= read < len(node.reads):
@@ -168,9 +169,8 @@ def check_chunk(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
         raise PlanError("chunk", f"plan for {node.name}: {axis.name} {axis.extent} by {chunk.size}")
     if plan_shifts(graph, plan):
         raise PlanError("chunk", f"plan for {node.name}: what is moved back is summed twice")
-    inside = any(e.stage > plan.anchor and e.level == "register" for e in plan.attach)
-    if inside or plan.staged:
-        raise PlanError("chunk", f"plan for {node.name}: an epilogue or copies in each chunk")
+    if plan.staged:
+        raise PlanError("chunk", f"plan for {node.name}: copies in each chunk")
 
 
 def check_tails(node: TileNode, core: Tile, register: Tile) -> None:

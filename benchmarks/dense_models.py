@@ -84,17 +84,21 @@ def style(width: int = 32) -> nn.Module:
     )
 
 
+def holes(inner: int, outer: int, rate: int) -> nn.Module:
+    """A window with holes, batch norm and an activation."""
+    layer = nn.Conv2d(inner, outer, 3, padding=rate, dilation=rate, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outer), nn.ReLU())
+
+
 class Pyramid(nn.Module):
     """DeepLab's head (Chen et al. 2017): holes of several sizes, the whole image, then enlarged."""
 
-    def __init__(self, inner: int, width: int, classes: int) -> None:
+    def __init__(
+        self, inner: int, width: int, classes: int, rates: tuple[int, ...] = (6, 12, 18)
+    ) -> None:
         super().__init__()
-
-        def holes(rate: int) -> nn.Module:
-            layer = nn.Conv2d(inner, width, 3, padding=rate, dilation=rate, bias=False)
-            return nn.Sequential(layer, nn.BatchNorm2d(width), nn.ReLU())
-
-        self.branches = nn.ModuleList([conv(inner, width, 1), *map(holes, (6, 12, 18))])
+        branches = (holes(inner, width, rate) for rate in rates)
+        self.branches = nn.ModuleList([conv(inner, width, 1), *branches])
         self.whole = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(inner, width, 1), nn.ReLU())
         self.last = nn.Sequential(conv(5 * width, width, 1), nn.Conv2d(width, classes, 1))
 
@@ -118,6 +122,35 @@ def deeplab() -> nn.Module:
 
     trunk = [conv(3, 64, 7, 2), block(64, 64, 1), block(64, 128, 2), block(128, 256, 2)]
     return nn.Sequential(*trunk, Pyramid(256, 96, 21))
+
+
+def dilated() -> nn.Module:
+    """ResNet-50 by 8: in its last two stages windows have holes in place of strides."""
+
+    def block(inner: int, width: int, stride: int, rate: int) -> nn.Module:
+        outer = 4 * width
+        way = conv(inner, outer, 1, stride, act=None) if inner != outer else None
+        middle = holes(width, width, rate) if rate > 1 else conv(width, width, 3, stride)
+        body = conv(inner, width, 1), middle, conv(width, outer, 1, act=None)
+        return nn.Sequential(Residual(*body, way=way), nn.ReLU())
+
+    layers, inner = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
+    for width, count, stride, rate in (
+        (64, 3, 1, 1),
+        (128, 4, 2, 1),
+        (256, 6, 1, 2),
+        (512, 3, 1, 4),
+    ):
+        for place in range(count):
+            layers.append(block(inner, width, 1 if place else stride, rate))
+            inner = 4 * width
+    return nn.Sequential(*layers)
+
+
+def fcn() -> nn.Module:
+    """Shelhamer et al. 2017, on a dilated network."""
+    head = conv(2048, 512), nn.Conv2d(512, 21, 1)
+    return nn.Sequential(dilated(), *head, nn.Upsample(scale_factor=8, mode="bilinear"))
 
 
 class Exchange(nn.Module):
@@ -263,7 +296,12 @@ class Sound(nn.Module):
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "cyclegan": (cyclegan, image(128)),
     "deeplab": (deeplab, image(192)),
+    "deeplab_wide": (
+        lambda: nn.Sequential(dilated(), Pyramid(2048, 256, 21, (12, 24, 36))),
+        image(256),
+    ),
     "depth": (Depth, image(192)),
+    "fcn": (fcn, image(256)),
     "high_resolution": (HighResolution, image(192)),
     "line": (Line, (torch.randn(1, 1, 32, 256),)),
     "points": (Points, (torch.randn(1, 3, 1024),)),

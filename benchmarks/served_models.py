@@ -71,17 +71,26 @@ def _gpt2() -> nn.Module:
     return Step(tf.GPT2LMHeadModel(config))
 
 
-def _llama() -> nn.Module:
+def _llama(hidden: int, inner: int, layers: int) -> nn.Module:
     config = tf.LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=4,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 256,
         vocab_size=VOCABULARY,
         attn_implementation="eager",
     )
-    return Step(tf.LlamaForCausalLM(config))
+    return tf.LlamaForCausalLM(config)
+
+
+def _llama_step() -> nn.Module:
+    return Step(_llama(1024, 2816, 4))
+
+
+def _llama_prompt() -> nn.Module:
+    """As wide as Llama 3.2's smallest, which has 16 layers."""
+    return FirstOutput(_llama(2048, 8192, 2))
 
 
 def _bert(layers: int) -> nn.Module:
@@ -159,13 +168,14 @@ def _scores() -> nn.Module:
 Build = Callable[[], nn.Module]
 NETWORKS: dict[str, tuple[Build, tuple[torch.Tensor, ...]]] = {
     "gpt2_step": (_gpt2, step(4, 12, 64, 255)),
-    "llama_step": (_llama, step(4, 4, 64, 511)),
+    "llama_prompt": (_llama_prompt, words(1, 128)),
+    "llama_step": (_llama_step, step(4, 4, 64, 511)),
     "bert_512": (lambda: _bert(4), words(1, 512)),
     "bert_batch": (lambda: _bert(4), words(8, 64)),
     "resnet18_batch": (_resnet, (torch.randn(8, 3, 224, 224),)),
     "mobilenet_batch": (_mobilenet, (torch.randn(8, 3, 224, 224),)),
     "gpt2_step_length": (_gpt2, step(4, 12, 64, 255)),
-    "llama_step_length": (_llama, step(4, 4, 64, 511)),
+    "llama_step_length": (_llama_step, step(4, 4, 64, 511)),
     "speech": (Speech, (torch.randn(1, 80, 400),)),
     "volumes": (Volumes, (torch.randn(1, 1, 32, 64, 64),)),
     "scores": (_scores, (torch.randn(512, 256),)),

@@ -358,7 +358,9 @@ def _task(
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
-        moved, crowded = nest.bytes_into(capacity, hashed=level.shared)  # slices, by a hash
+        # shared levels are slices, by a hash
+        ahead = level is not hw.levels[1]
+        moved, crowded = nest.bytes_into(capacity, hashed=level.shared, ahead=ahead)
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name

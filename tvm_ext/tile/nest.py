@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.chunk import chunk_of
-from tvm_ext.tile.classify import vector_axis, whole_reduction
+from tvm_ext.tile.chunk import at_once, chunk_of
+from tvm_ext.tile.classify import packed_reads, vector_axis, whole_reduction
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.infer import region
@@ -59,6 +59,13 @@ class Nest:
             for access in self._accesses
         ]
         self._held = [sum(sizes) for sizes in zip(*self._sizes, strict=True)]
+        self._coming = [0] * len(self._tiles)
+        panel = at_once(node, plan, plan.at("register"))
+        for access in packed_reads(node) if plan.prefetch else ():
+            more = access_bytes(graph, access, panel, line_bytes)
+            sizes = self._sizes[node.reads.index(access)]
+            coming = zip(self._coming, sizes, strict=True)
+            self._coming = [held + more if size >= more else held for held, size in coming]
         self._rooms: list[Sequence[float]] = list(self._sizes)
         vector = vector_axis(node)
         for place, access in enumerate(node.reads):
@@ -73,10 +80,13 @@ class Nest:
                 pairs = zip(self._sizes[place], crowded, strict=True)
                 self._rooms[place] = [size * times for size, times in pairs]
 
-    def bytes_into(self, capacity_bytes: float, *, hashed: bool = False) -> tuple[float, float]:
+    def bytes_into(
+        self, capacity_bytes: float, *, hashed: bool = False, ahead: bool = False
+    ) -> tuple[float, float]:
         """Bytes one core tile pulls into a level of that capacity, and those of them in short rows
         that crowd few of the level's sets, as many times as these are overfilled; none where a
-        `hashed` level spreads addresses over its sets.
+        `hashed` level spreads addresses over its sets. What a plan asks for `ahead` of its use
+        comes into this level, and has to have room beside what is in use.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
         is fetched again, except where the loops right outside it leave an access in place. A line
@@ -85,7 +95,10 @@ class Nest:
         they were as many times larger.
         """
         total, crowded = 0.0, 0.0
-        fits = self._depth(self._held, capacity_bytes)
+        held = self._held
+        if ahead:
+            held = [now + next_ for now, next_ in zip(held, self._coming, strict=True)]
+        fits = self._depth(held, capacity_bytes)
         all_rooms = self._sizes if hashed else self._rooms
         for access, sizes, rooms in zip(self._accesses, self._sizes, all_rooms, strict=True):
             depth = max(fits, self._depth(rooms, capacity_bytes))

@@ -12,6 +12,7 @@ its own pays only for a tail of whole vectors that would be much longer moved ba
 from __future__ import annotations
 
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chunk import chunk_of
 from tvm_ext.tile.classify import (
     is_affine,
     is_square,
@@ -52,28 +53,31 @@ def shiftable(graph: TileGraph, node: TileNode, axis: int) -> bool:
     return free and is_affine(node) and not shares_index(node, axis)
 
 
-def is_parted(node: TileNode, axis: int, core: Tile, register: Tile, lanes: int) -> bool:
+def is_parted(
+    node: TileNode, axis: int, core: Tile, register: Tile, lanes: int, *, once: bool = False
+) -> bool:
     """Whether the tail of an axis that no core tile cuts is worth a loop of its own: 13 rows by 7
-    are 7 and 6, not 14."""
+    are 7 and 6, not 14. Where everything may be computed only `once`, all of whole vectors are."""
     extent, size = node.axes[axis].extent, register.extents[axis]
     tail = extent % size
     square = is_square(node, register, lanes) and axis == transposed_axis(node)
     vectors = square or axis == vector_axis(node)
     if not tail or core.extents[axis] < extent or (vectors and tail % lanes):
         return False
-    return size - tail > extent * WORTH_A_LOOP
+    return once or size - tail > extent * WORTH_A_LOOP
 
 
 def shifts(
-    graph: TileGraph, node: TileNode, core: Tile, register: Tile, lanes: int
+    graph: TileGraph, node: TileNode, core: Tile, register: Tile, lanes: int, *, once: bool = False
 ) -> tuple[int, ...] | None:
     """The axes whose last register tile is moved back, none if register tiles divide all others
-    than those with loops for tails; None if one leaves a tail that cannot be moved."""
+    than those with loops for tails (`is_parted`); None if one leaves a tail that cannot be moved.
+    """
     moved = tuple(
         axis
         for axis in node.space
         if node.axes[axis].extent % register.extents[axis]
-        and not is_parted(node, axis, core, register, lanes)
+        and not is_parted(node, axis, core, register, lanes, once=once)
     )
     whole = all(
         c == axis.extent or c % r == 0
@@ -91,7 +95,8 @@ def plan_shifts(graph: TileGraph, plan: TilePlan) -> tuple[int, ...] | None:
     if plan.rule != "tile":
         return None
     node, core, register = graph.nodes[plan.anchor], plan.at("core"), plan.at("register")
-    moved = shifts(graph, node, core, register, plan.lanes)
+    once = chunk_of(node, plan) is not None  # or it would be summed twice
+    moved = shifts(graph, node, core, register, plan.lanes, once=once)
     inside = [entry.stage for entry in plan.attach if entry.level == "core"]
     written = {graph.nodes[stage].write.tensor for stage in inside}
     copied = [

@@ -72,11 +72,10 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         )
         if width % int(load.source.shape[-1]) or not others:
             continue  # not packed in panels of this width, or in a single one
-        passes = _passes(outside, indices)
-        steps = prod(int(loop.extent) for loop in sweep)
         panel = width * prod(int(loop.extent) for loop in over)
-        visits = steps * prod(int(loop.extent) for loop in passes)
         line = line_elements(load.source)
+        asking = _asking([*_passes(outside, indices), *sweep], ceil(panel / line))
+        visits = prod(int(loop.extent) for loop in asking)
         lines = ceil(panel / line / visits)
         if lines > MAX_LINES:
             continue
@@ -84,16 +83,27 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         chosen = next_place(outside, indices)
         start = [substitute(index, begin | chosen) for index in indices]
         first = flat(start, load.source.shape) + (0 if chosen else panel)
-        visit = flat(
-            [loop.loop_var for loop in (*passes, *sweep)],
-            [loop.extent for loop in (*passes, *sweep)],
-        )
+        visit = flat([loop.loop_var for loop in asking], [loop.extent for loop in asking])
         inner = [tirx.const(0, "int32")] * (len(load.source.shape) - 1)
-        return sweep[-1].loop_var, [
+        return asking[-1].loop_var, [
             prefetch_line(load.source, [*inner, first + (visit * lines + place) * line])
             for place in range(lines)
         ]
     return None
+
+
+def _asking(loops: list[Any], lines: int) -> list[Any]:
+    """The outermost of the loops over one panel in whose steps so many lines are asked for: no more
+    steps than lines, if that leaves few enough to each.
+
+    Steps beyond the last line ask for panels after the next. Of many rows these come long before
+    their turn, and take the place of what is in use: 3000 rows of 384 by 1280 10.1 ms, 7.1 so.
+    """
+    for count in range(1, len(loops)):
+        steps = prod(int(loop.extent) for loop in loops[: count + 1])
+        if steps > lines and lines <= MAX_LINES * prod(int(loop.extent) for loop in loops[:count]):
+            return loops[:count]
+    return loops
 
 
 def _passes(outside: list[Any], indices: list[Any]) -> list[Any]:

@@ -28,6 +28,7 @@ from tvm_ext.tvm_api import (
     te,
     tirx,
     tvm,
+    variables,
 )
 
 ROWS, INNER, COLUMNS, LANES = 24, 64, 96, 16
@@ -223,3 +224,32 @@ def test_an_operand_without_axes_is_no_panel() -> None:
     for candidate in pick(prepared.graph, resolve("cpu"), 4):
         asked = replace(candidate.plan, prefetch=True)
         assert "prefetch" not in write(func, asked).script()
+
+
+def test_of_many_rows_each_line_is_asked_for_once() -> None:
+    """Where passes over a panel have more steps than it has lines, requests stand before the steps
+    of a pass; every line of the next panel is among them, and few of that after it."""
+    rows, steps = 800, 64
+    x = te.placeholder((rows, steps), "float32", "x")
+    w = te.placeholder((COLUMNS // PANEL, steps, PANEL), "float32", "w")
+    func = te.create_prim_func([x, w, dense(x, w, COLUMNS)])
+    written = write(func, plan_of((4, PANEL, 4), rows=rows))
+    (asked,) = requests(written)
+    index = asked.indices[-1]
+    loops = {str(var.name): var for var in variables(index)}
+    assert {name[:2] for name in loops} == {"i0", "i1"}, "rows and columns, no step"
+    first = {var: tirx.const(0, "int32") for var in loops.values()}
+    row = next(var for name, var in loops.items() if name.startswith("i0"))
+    places = [
+        int(Analyzer().simplify(substitute(index, first | {row: tirx.const(at, "int32")})))
+        for at in range(rows // 4)
+    ]
+    panel = steps * PANEL
+    assert {place % panel for place in places if place < 2 * panel} == set(range(0, panel, 16))
+    assert max(places) < 3 * panel
+    rng = np.random.default_rng(0)
+    given = rng.standard_normal((rows, steps), np.float32)
+    packed = rng.standard_normal((COLUMNS // PANEL, steps, PANEL), np.float32)
+    found = run(written, given, packed, shape=(rows, COLUMNS))
+    matrix = packed.transpose(1, 0, 2).reshape(steps, COLUMNS)
+    np.testing.assert_allclose(found, given @ matrix, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, log2, prod
+from math import ceil, inf, log2, prod
 from typing import NamedTuple
 
 import msgspec
@@ -358,9 +358,9 @@ def _task(
         if source is hw.levels[-1] and stays_in_cache(graph, hw):
             continue
         capacity = level.size_bytes * USABLE / (cores if level.shared else 1)
+        ahead_bytes = inf if level is hw.levels[1] else capacity / USABLE
         # shared levels are slices, by a hash
-        ahead = level is not hw.levels[1]
-        moved, crowded = nest.bytes_into(capacity, hashed=level.shared, ahead=ahead)
+        moved, crowded = nest.bytes_into(capacity, hashed=level.shared, ahead_bytes=ahead_bytes)
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import gcd, inf, prod
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.chunk import at_once, chunk_of
@@ -81,12 +81,12 @@ class Nest:
                 self._rooms[place] = [size * times for size, times in pairs]
 
     def bytes_into(
-        self, capacity_bytes: float, *, hashed: bool = False, ahead: bool = False
+        self, capacity_bytes: float, *, hashed: bool = False, ahead_bytes: float = inf
     ) -> tuple[float, float]:
         """Bytes one core tile pulls into a level of that capacity, and those of them in short rows
         that crowd few of the level's sets, as many times as these are overfilled; none where a
-        `hashed` level spreads addresses over its sets. What a plan asks for `ahead` of its use
-        comes into this level, and has to have room beside what is in use.
+        `hashed` level spreads addresses over its sets. What a plan asks for ahead of its use
+        comes into this level, and has room in `ahead_bytes` together with what is in use.
 
         The largest sub-nest whose data fits is fetched once; what a loop outside it advances over
         is fetched again, except where the loops right outside it leave an access in place. A line
@@ -95,10 +95,8 @@ class Nest:
         they were as many times larger.
         """
         total, crowded = 0.0, 0.0
-        held = self._held
-        if ahead:
-            held = [now + next_ for now, next_ in zip(held, self._coming, strict=True)]
-        fits = self._depth(held, capacity_bytes)
+        both = [now + coming for now, coming in zip(self._held, self._coming, strict=True)]
+        fits = max(self._depth(self._held, capacity_bytes), self._depth(both, ahead_bytes))
         all_rooms = self._sizes if hashed else self._rooms
         for access, sizes, rooms in zip(self._accesses, self._sizes, all_rooms, strict=True):
             depth = max(fits, self._depth(rooms, capacity_bytes))

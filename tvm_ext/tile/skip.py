@@ -5,7 +5,7 @@
     for ky if row y + 12 * ky is none of padding: for kx if some column is none: for c: ..
 
 Of 33 x 33 points that a window of 3 x 3 taps, 12 apart, slides over (the pyramids of DeepLab) 57 %
-of the taps are in the image; of 7 x 7 points under a plain window 82 %.
+of the taps are in the image.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tvm_ext.tile.classify import is_padding, is_small_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.remember import remembered
 
-WORTH = 0.08
-"""Part of the taps from which asking every tile whether it needs them pays."""
+WORTH = 0.12
+"""Part of the taps from which asking every tile whether it needs them pays. Of 7 x 7 points single
+rows leave out a tenth and pairs none, whose weights come half as often: 955 and 795 us."""
 
 
 class Margin(NamedTuple):

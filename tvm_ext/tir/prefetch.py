@@ -79,7 +79,8 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         lines = ceil(panel / line / visits)
         if lines > MAX_LINES:
             continue
-        begin = {loop.loop_var: tirx.const(0, "int32") for loop in inside}
+        within = [*inside, *loops[loops.index(asking[-1]) + 1 :]]
+        begin = {loop.loop_var: tirx.const(0, "int32") for loop in within}
         chosen = next_place(outside, indices)
         start = [substitute(index, begin | chosen) for index in indices]
         first = flat(start, load.source.shape) + (0 if chosen else panel)

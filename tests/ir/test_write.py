@@ -359,3 +359,14 @@ def test_a_plain_epilogue_takes_one_vector_at_a_time() -> None:
     plan = best(func)
     assert plan.at("register").extents[3] > plan.lanes
     assert set(extents(write(func, plan), "vectorized")) == {plan.lanes}
+
+
+@pytest.mark.parametrize(("steps", "vectors"), [(96, 2), (1024, 1)])
+def test_a_costly_epilogue_is_interleaved_behind_few_steps(steps: int, vectors: int) -> None:
+    x, w = te.placeholder((64, steps), name="x"), te.placeholder((steps, 64), name="w")
+    k = te.reduce_axis((0, steps), name="k")
+    y = te.compute((64, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="y")
+    z = te.compute((64, 64), lambda i, j: te.exp(te.exp(te.exp(te.exp(y[i, j])))), name="z")
+    plan = tile_plan((64, 64, steps), (4, 32, 1), (0, 1, 2), attach=(Attach(1, "register"),))
+    found = extents(write(te.create_prim_func([x, w, z]), plan), "vectorized")
+    assert max(found) == vectors * plan.lanes

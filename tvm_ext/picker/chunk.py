@@ -16,7 +16,7 @@ from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import TilePlan, with_extent
 
-WHOLE = 4
+WHOLE = 5
 """A reduction stays whole where the cache has room for so many times what one register tile takes
 of it: the rows of a core tile, and panels that come and go (128 rows by 4096 columns beside 2 MiB:
 3072 steps at once 443 GFLOP/s, in chunks of 768 383; 4096 at once 372, in chunks of 512 439)."""
@@ -27,7 +27,9 @@ CHOICES = 2
 """Sizes of a chunk that are tried, each at most half of the one before."""
 TASKS = 4
 """Core tiles for each core where cores help each other: a chunk is no task by itself."""
-ROWS = 0.25
+SHORT = 512
+"""Iterations of a chunk from which adding its sums to those so far costs little."""
+ROWS = 1 / 3
 """Part of the cache that all rows of a chunk may take before they are cut: every part of them reads
 all weights again (128 x 4096 by 4096, cut in 1, 2 and 4: 439, 425 and 398 GFLOP/s)."""
 
@@ -54,19 +56,22 @@ def in_chunks(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Iterator[T
     whole_bytes = footprint_bytes(graph, node, whole_reduction(node, register))
     most = int(node.extents[axis] * hw.own_cache_bytes / whole_bytes / IN_PART)
     sizes = divisors(node.extents[axis], most)
-    sizes = [size for size in sizes if size % register.extents[axis] == 0]
+    sizes = [size for size in reversed(sizes) if size % register.extents[axis] == 0]
     plan = _shared_out(graph, plan, columns, hw)
+    room = ROWS * hw.own_cache_bytes
+    fit = [size for size in sizes if _rows_bytes(graph, node, columns, Chunk(axis, size)) <= room]
     cut = any(plan.at("core").extents[place] < node.extents[place] for place in rows)
-    wide = node.extents[columns] >= hw.cores * register.extents[columns]
+    if any(size >= SHORT for size in fit):
+        if cut and node.extents[columns] >= hw.cores * register.extents[columns]:
+            return
+        sizes = fit
     for _ in range(CHOICES):
         if not sizes:
             return
-        chunk = Chunk(axis, sizes[-1])
-        chunked = with_chunk(node, plan, chunk)
-        fit = _rows_bytes(graph, node, columns, chunk) <= ROWS * hw.own_cache_bytes
-        if not (cut and wide and fit) and is_legal(graph, chunked, plan.lanes):
+        chunked = with_chunk(node, plan, Chunk(axis, sizes[0]))
+        if is_legal(graph, chunked, plan.lanes):
             yield chunked
-        sizes = [size for size in sizes if 2 * size <= chunk.size]
+        sizes = [size for size in sizes if 2 * size <= sizes[0]]
 
 
 def _shared_out(graph: TileGraph, plan: TilePlan, columns: int, hw: HardwareModel) -> TilePlan:

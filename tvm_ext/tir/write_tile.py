@@ -41,7 +41,7 @@ from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
 from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tvm_api import SBlockRV, Schedule
 
-MANY_STEPS = 512
+MANY_STEPS = 256
 """Steps of a reduction beside which an epilogue is a small part of the work."""
 INTERLEAVED = (4, 2)
 """Vectors of one body of a map, the first choice that leaves no tail."""
@@ -178,7 +178,8 @@ def register_epilogue(
     then takes all steps of an unrolled body accumulator by accumulator, and the operands of every
     step need registers (7 x 7 convolution of 3 channels with 32 registers: 804 → 500 us). So only
     arithmetic that would wait for itself, and is no small part of the work, is taken several
-    vectors at once (GELU behind 3840 steps: 77 → 36 ms without; behind 96 to 384, 2 % slower).
+    vectors at once (GELU behind 3840 steps: 77 → 36 ms without, behind 432 7.6 → 5.3; behind 96 to
+    192 slower, by 2 % of a ConvNeXt).
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     extent = int(schedule.get(loops[-1]).extent)

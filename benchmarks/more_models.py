@@ -156,13 +156,19 @@ class FirstOutput(nn.Module):
         return made if isinstance(made, torch.Tensor) else made[0]
 
 
-def export(name: str, seed: int) -> onnx.ModelProto:
-    """One model in ONNX."""
-    torch.manual_seed(seed)
-    build, inputs = NETWORKS[name]
-    proto = traced(lambda: FirstOutput(build()), inputs)
-    return randomise(proto, seed=seed) if name in NORMED else proto
+def exporter(
+    networks: dict[str, tuple[Build, tuple[torch.Tensor, ...]]], normed: frozenset[str]
+) -> Callable[[str, int], onnx.ModelProto]:
+    """What exports one of the networks, weights of those with batch norms drawn anew."""
+
+    def export(name: str, seed: int) -> onnx.ModelProto:
+        torch.manual_seed(seed)
+        build, inputs = networks[name]
+        proto = traced(lambda: FirstOutput(build()), inputs)
+        return randomise(proto, seed=seed) if name in normed else proto
+
+    return export
 
 
 if __name__ == "__main__":
-    write_models(__doc__, NETWORKS, export)
+    write_models(__doc__, NETWORKS, exporter(NETWORKS, NORMED))

@@ -16,21 +16,14 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import onnx
 import torch
 import transformers as tf
-from export_command import traced, write_models
-from more_models import VOCABULARY, FirstOutput, image
+from export_command import write_models
+from more_models import VOCABULARY, exporter, image
+from served_models import words
 from torch import nn
 
-from tvm_ext.frontend.randomise import randomise
-
 EAGER: dict[str, Any] = {"attn_implementation": "eager", "vocab_size": VOCABULARY}
-
-
-def words(count: int) -> tuple[torch.Tensor, ...]:
-    """A text."""
-    return (torch.randint(1, VOCABULARY, (1, count)),)
 
 
 def _whisper() -> nn.Module:
@@ -105,15 +98,15 @@ def _vit() -> nn.Module:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
-    "bert_large": (_bert, words(384)),
+    "bert_large": (_bert, words(1, 384)),
     "convnext_large": (_convnext, image()),
-    "gptj": (_gptj, words(100)),
+    "gptj": (_gptj, words(1, 100)),
     "lstm": (lambda: nn.LSTM(256, 512), (torch.randn(300, 1, 256),)),
-    "mistral": (_mistral, words(128)),
+    "mistral": (_mistral, words(1, 128)),
     "regnet_16gf": (_regnet, image()),
     "resnet_4096": (_resnet, image()),
     "swin_large": (_swin, image()),
-    "t5_large": (_t5, words(200)),
+    "t5_large": (_t5, words(1, 200)),
     "vit_huge": (_vit, image()),
     "whisper_large": (_whisper, (torch.randn(1, 128, 3000),)),
 }
@@ -122,13 +115,5 @@ NORMED = frozenset({"regnet_16gf", "resnet_4096"})
 """Models of batch norms, whose first weights would let activations vanish."""
 
 
-def export(name: str, seed: int) -> onnx.ModelProto:
-    """One model in ONNX."""
-    torch.manual_seed(seed)
-    build, inputs = NETWORKS[name]
-    proto = traced(lambda: FirstOutput(build()), inputs)
-    return randomise(proto, seed=seed) if name in NORMED else proto
-
-
 if __name__ == "__main__":
-    write_models(__doc__, NETWORKS, export)
+    write_models(__doc__, NETWORKS, exporter(NETWORKS, NORMED))

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
-from onnx_models import make_model, random_inputs, run_plainly, value
+from onnx_models import conv_relu, random_inputs, run_plainly
 
 import tvm_ext
 from tvm_ext.graph import fold_depth
@@ -29,15 +28,7 @@ CASES = {
 
 def model(name: str, **more: object) -> onnx.ModelProto:
     data, outputs, kernel, attributes = CASES[name]
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((outputs, data[1], *kernel), np.float32)
-    weight /= np.sqrt(weight[0].size)
-    bias = rng.standard_normal(outputs, np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], **(attributes | more)),
-        helper.make_node("Relu", ["c"], ["y"]),
-    ]
-    return make_model(nodes, [value("x", *data)], ["y"], {"w": weight, "b": bias})
+    return conv_relu(data, outputs, kernel, **(attributes | more))
 
 
 def kinds(compiled: Compiled) -> Counter[str]:

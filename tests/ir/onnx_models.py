@@ -50,6 +50,21 @@ def make_model(
     return helper.make_model(graph, opset_imports=imports, ir_version=8, **attributes)
 
 
+def conv_relu(
+    data: Sequence[int], outputs: int, kernel: Sequence[int], **attributes: object
+) -> onnx.ModelProto:
+    """relu(Conv(x, w, b)) with weights of random numbers that keep the size of what they sum."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((outputs, data[1], *kernel), np.float32)
+    weight /= np.sqrt(weight[0].size)
+    bias = rng.standard_normal(outputs, np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attributes),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    return make_model(nodes, [value("x", *data)], ["y"], {"w": weight, "b": bias})
+
+
 def random_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
     """Normal random values for every input that is no initialiser; its shape must be static."""
     rng = np.random.default_rng(seed)

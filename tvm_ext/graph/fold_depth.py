@@ -15,19 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.legalise_conv import DIRECT, choose_algorithm, geometry_of, programs_of
+from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     constant,
-    constant_array,
     op_name,
     relax,
     rewritten,
@@ -69,14 +65,10 @@ class _Folder(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if op_name(call) != "relax.nn.conv3d":
             return call
-        attrs, weight = call.attrs, constant_array(call.args[1])
-        shape, out = static_shape(call.args[0]), static_shape(call)
-        layouts = str(attrs.data_layout), str(attrs.kernel_layout)
-        if layouts != (DATA, KERNEL) or str(attrs.out_layout) not in ("", DATA):
+        attrs, out, found = call.attrs, static_shape(call), read_conv(call, DATA, KERNEL)
+        if found is None or out is None:
             return call
-        if shape is None or out is None or weight is None or weight.dtype != np.float32:
-            return call
-        geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+        geometry, shape, weight = found
         if geometry.groups != 1 or set(geometry.strides) | set(geometry.dilation) != {1}:
             return call
         key = geometry, shape
@@ -102,17 +94,14 @@ class _Folder(relax.PyExprMutator):
 
 def pays(geometry: ConvGeometry, shape: tuple[int, ...], options: FoldDepth) -> bool:
     """Whether planes side by side and Winograd's algorithm take less time than the volume."""
-    flat, predict_us = of_planes(geometry), options.predict_us
-    lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
+    flat = of_planes(geometry)
     planes = (shape[0] * geometry.out_size(shape[1:-1])[0], *shape[2:-1], flat.in_channels)
-    m = choose_algorithm(flat, planes, lanes, options.winograd, predict_us, peak)
-    if m not in options.winograd:
-        return False
-    x = te.placeholder(shape, "float32", name="x")
-    copy = te.create_prim_func([x, stack_planes(x, geometry)])
-    folded = [copy, *programs_of(flat, planes, lanes, m)]
-    direct = programs_of(geometry, shape, lanes, DIRECT)
-    return sum(map(predict_us, folded)) < sum(map(predict_us, direct))
+
+    def copies() -> list[PrimFunc]:
+        x = te.placeholder(shape, "float32", name="x")
+        return [te.create_prim_func([x, stack_planes(x, geometry)])]
+
+    return pays_by_winograd(geometry, shape, flat, planes, copies, options)
 
 
 def of_planes(geometry: ConvGeometry) -> ConvGeometry:

@@ -18,18 +18,14 @@ from math import prod
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.legalise_conv import DIRECT, choose_algorithm, geometry_of, programs_of
-from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    constant_array,
     op_name,
     relax,
     rewritten,
@@ -71,14 +67,10 @@ class _Folder(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if op_name(call) != "relax.nn.conv2d":
             return call
-        attrs, weight = call.attrs, constant_array(call.args[1])
-        shape = static_shape(call.args[0])
-        layouts = str(attrs.data_layout), str(attrs.kernel_layout)
-        if layouts != (DATA, KERNEL) or str(attrs.out_layout) not in ("", DATA):
+        found = read_conv(call, DATA, KERNEL)
+        if found is None:
             return call
-        if shape is None or weight is None or weight.dtype != np.float32:
-            return call
-        geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+        geometry, shape, _ = found
         if geometry.groups != 1 or set(geometry.strides) != {1} or set(geometry.dilation) == {1}:
             return call
         key = geometry, shape
@@ -94,7 +86,7 @@ class _Folder(relax.PyExprMutator):
             call.args[1],
             data_layout=DATA,
             kernel_layout=KERNEL,
-            out_dtype=attrs.out_dtype,
+            out_dtype=call.attrs.out_dtype,
         )
         return self.builder_.call_te(
             lambda y: join_images(y, geometry, shape),
@@ -105,23 +97,19 @@ class _Folder(relax.PyExprMutator):
 
 def pays(geometry: ConvGeometry, shape: tuple[int, ...], options: FoldDilation) -> bool:
     """Whether several images and Winograd's algorithm take less time than the window with holes."""
-    plain, predict_us = of_images(geometry), options.predict_us
-    lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
-    images = images_shape(geometry, shape)
-    m = choose_algorithm(plain, images, lanes, options.winograd, predict_us, peak)
-    if m not in options.winograd:
-        return False
-    x = te.placeholder(shape, "float32", name="x")
-    y = te.placeholder(
-        (images[0], *plain.out_size(images[1:-1]), geometry.out_channels), "float32", name="y"
-    )
-    folded = [
-        te.create_prim_func([x, split_image(x, geometry)]),
-        *programs_of(plain, images, lanes, m),
-        te.create_prim_func([y, join_images(y, geometry, shape)]),
-    ]
-    direct = programs_of(geometry, shape, lanes, DIRECT)
-    return sum(map(predict_us, folded)) < sum(map(predict_us, direct))
+    plain, images = of_images(geometry), images_shape(geometry, shape)
+    results = (images[0], *plain.out_size(images[1:-1]), geometry.out_channels)
+
+    def copies() -> list[PrimFunc]:
+        x, y = (
+            te.placeholder(each, "float32", name=n) for n, each in (("x", shape), ("y", results))
+        )
+        return [
+            te.create_prim_func([x, split_image(x, geometry)]),
+            te.create_prim_func([y, join_images(y, geometry, shape)]),
+        ]
+
+    return pays_by_winograd(geometry, shape, plain, images, copies, options)
 
 
 def of_images(geometry: ConvGeometry) -> ConvGeometry:

@@ -213,6 +213,42 @@ def geometry_of(attrs: Any, kernel: Sequence[int], inputs: int, outputs: int) ->
     )
 
 
+def read_conv(
+    call: Any, data: str, kernel: str
+) -> tuple[ConvGeometry, tuple[int, ...], np.ndarray] | None:
+    """Geometry, shape of the data and weight of a convolution in these channels-last layouts by a
+    float32 constant; None of another."""
+    attrs, weight, shape = call.attrs, constant_array(call.args[1]), static_shape(call.args[0])
+    layouts = str(attrs.data_layout), str(attrs.kernel_layout)
+    if layouts != (data, kernel) or str(attrs.out_layout) not in ("", data):
+        return None
+    if shape is None or weight is None or weight.dtype != np.float32:
+        return None
+    geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+    return geometry, tuple(shape), weight
+
+
+def pays_by_winograd(
+    geometry: ConvGeometry,
+    shape: tuple[int, ...],
+    plain: ConvGeometry,
+    images: tuple[int, ...],
+    copies: Callable[[], list[PrimFunc]],
+    options: Any,
+) -> bool:
+    """Whether the `plain` convolution of `images` by Winograd's algorithm, with the copies that
+    they need, takes less time than the one that it stands for, directly; `options` are those of a
+    pass: its hardware, predicted times, and output tiles."""
+    lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
+    predict_us = options.predict_us
+    m = choose_algorithm(plain, images, lanes, options.winograd, predict_us, peak)
+    if m not in options.winograd:
+        return False
+    folded = [*copies(), *programs_of(plain, images, lanes, m)]
+    direct = programs_of(geometry, shape, lanes, DIRECT)
+    return sum(map(predict_us, folded)) < sum(map(predict_us, direct))
+
+
 @lru_cache(maxsize=1024)
 def choose_algorithm(
     geometry: ConvGeometry,

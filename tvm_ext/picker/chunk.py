@@ -19,7 +19,8 @@ from tvm_ext.tile.plan import TilePlan, with_extent
 WHOLE = 5
 """A reduction stays whole where the cache has room for so many times what one register tile takes
 of it: the rows of a core tile, and panels that come and go (128 rows by 4096 columns beside 2 MiB:
-3072 steps at once 443 GFLOP/s, in chunks of 768 383; 4096 at once 372, in chunks of 512 439)."""
+2048 steps at once 443 GFLOP/s, in chunks of 512 402; 3072, where both are compared, 437 and 427 to
+442; 4096 372 and 439)."""
 IN_PART = 8
 """Room for so many times what it takes of a chunk (8192 steps in chunks of 512, 1024 and 2048: 429,
 425 and 375 GFLOP/s)."""

@@ -26,6 +26,7 @@ from tvm_ext.tir.requests import (
     flat,
     line_elements,
     next_place,
+    over_reduction,
     places,
     serial,
     with_requests,
@@ -51,8 +52,7 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     """The loop variable of the innermost step, and the statements to run in each of its steps."""
     block = realize.block
     bound = block_values(realize)
-    reduced = [bound[iv.var] for iv in block.iter_vars if iv.iter_type == tirx.IterVar.CommReduce]
-    over = [loop for loop in loops if any(uses(value, loop.loop_var) for value in reduced)]
+    over = over_reduction(loops, realize)
     sweep = serial(over)
     if not sweep or loops[-1].kind != tirx.ForKind.VECTORIZED:
         return None

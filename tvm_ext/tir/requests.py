@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tvm_ext.tvm_api import PrimFunc, element_bytes, loop_with, structural_map, tirx, uses
+from tvm_ext.tvm_api import (
+    PrimFunc,
+    block_values,
+    element_bytes,
+    loop_with,
+    structural_map,
+    tirx,
+    uses,
+)
 
 LINE_BYTES = 64
 MAX_LINES = 8
@@ -34,6 +42,17 @@ def places(statement: Any, loops: Sequence[Any] = ()) -> Iterator[Place]:
             yield from places(statement.block.body, loops)
         else:
             yield Place(list(loops), statement)
+
+
+def over_reduction(loops: Sequence[Any], realize: Any) -> list[Any]:
+    """Those of the loops around a block that step through its reduction."""
+    bound = block_values(realize)
+    reduced = [
+        bound[axis.var]
+        for axis in realize.block.iter_vars
+        if axis.iter_type == tirx.IterVar.CommReduce
+    ]
+    return [loop for loop in loops if any(uses(value, loop.loop_var) for value in reduced)]
 
 
 def serial(loops: Sequence[Any]) -> list[Any]:

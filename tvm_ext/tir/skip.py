@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.tir.read import linear, loads, terms
-from tvm_ext.tir.requests import Place, places, serial
+from tvm_ext.tir.requests import Place, over_reduction, places, serial
 from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,
@@ -96,16 +96,8 @@ def _bound(term: Any, index: Any) -> tuple[int, int]:
 def _conditions(place: Place, padded: dict[Any, Bounds]) -> dict[Any, Any]:
     """By loops over taps: whether some element of the register tile needs this one."""
     bound = block_values(place.realize)
-    reduced = [
-        bound[axis.var]
-        for axis in place.realize.block.iter_vars
-        if axis.iter_type == tirx.IterVar.CommReduce
-    ]
-    steps = [
-        loop
-        for loop in serial(place.loops)
-        if int(loop.extent) > 1 and any(uses(value, loop.loop_var) for value in reduced)
-    ]
+    over = over_reduction(place.loops, place.realize)
+    steps = [loop for loop in serial(over) if int(loop.extent) > 1]
     analyzer = Analyzer()
     found: dict[Any, Any] = {}
     for load in loads(place.realize.block.body.value):

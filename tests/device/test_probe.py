@@ -144,24 +144,40 @@ def compiled(kernel: tvm.tirx.PrimFunc) -> tvm.runtime.Module:
 
 
 @pytest.mark.parametrize("dtype", sorted(kernels.instructions(system.static_model().isa)))
-def test_chains_count_every_multiply_accumulate(dtype: str) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_chains_count_every_multiply_accumulate(dtype: str, alone: bool) -> None:
     used = kernels.instructions(system.static_model().isa)[dtype]
     ones = {"float32": 0x3F800000, "int8": 0x01010101, "bfloat16": 0x3F803F80}[dtype]
     tasks, chains, rounds = 2, 3, 5
     out = tvm.runtime.tensor(np.zeros(tasks * chains * used.lanes, used.accumulator))
     seed = tvm.runtime.tensor(np.array([ones, ones], "int32"))
-    compiled(kernels.chains(used, chains))["main"](seed, out, tasks, rounds)
+    compiled(kernels.chains(used, chains, alone))["main"](seed, out, tasks, rounds)
     np.testing.assert_array_equal(out.numpy(), rounds * used.macs_per_lane)
 
 
-def test_stream_reads_every_word_of_every_task() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_stream_reads_every_word_of_every_task(alone: bool) -> None:
     lanes, vectors, tasks, blocks = 4, 8, 2, 5
     words = np.random.default_rng(0).integers(0, 1 << 30, tasks * blocks * lanes * vectors)
     data = tvm.runtime.tensor(words.astype("int32"))
     out = tvm.runtime.tensor(np.zeros(tasks * lanes * vectors, "int32"))
-    compiled(kernels.stream(lanes, vectors))["main"](data, out, tasks, blocks, 3)
+    compiled(kernels.stream(lanes, vectors, alone))["main"](data, out, tasks, blocks, 3)
     expected = np.bitwise_xor.reduce(words.reshape(tasks, blocks, -1), axis=1).reshape(-1)
     np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def test_what_a_core_does_alone_waits_for_no_other_thread() -> None:
+    """A region of one task waits for the whole pool: beside other programs a clock was read as
+    thousands of times too slow, and the distance of the shared cache as nothing."""
+    used = kernels.instructions(system.static_model().isa)["float32"]
+    alone = (
+        kernels.cycles(8),
+        kernels.walk(8),
+        kernels.chains(used, 2, alone=True),
+        kernels.stream(4, 2, alone=True),
+    )
+    assert not any("parallel" in kernel.script() for kernel in alone)
+    assert "parallel" in kernels.chains(used, 2).script()
 
 
 def test_a_walk_goes_on_from_where_it_ended() -> None:

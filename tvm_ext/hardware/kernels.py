@@ -1,7 +1,9 @@
 """The probe's micro-kernels as TVM PrimFuncs, so that TVM's own LLVM is the only compiler needed.
 
-Every kernel splits `tasks` equal tasks over TVM's thread pool; `tasks` = 1 runs on one core.
-Importing this module imports TVM.
+Every kernel does `tasks` equal tasks: over TVM's thread pool, or on the calling thread alone. A
+region of one task would not do for the latter: it waits for all threads of the pool, and beside
+other programs that is a time slice, thousands of times what a run takes. Importing this module
+imports TVM.
 """
 
 from __future__ import annotations
@@ -98,8 +100,13 @@ def chain_count(vector_registers: int) -> int:
     return vector_registers * 3 // 4
 
 
-def chains(instruction: Instruction, count: int) -> Any:
+def _loop(alone: bool) -> Any:
+    return T.serial if alone else T.parallel
+
+
+def chains(instruction: Instruction, count: int, alone: bool = False) -> Any:
     """`count` independent chains of `instruction`, one step each per round, all in registers."""
+    loop = _loop(alone)
     lanes, dtype = instruction.lanes, instruction.accumulator
     function, result = f"probe_{instruction.dtype}", f"{dtype}x{lanes}"
     pragmas = {"pragma_import_llvm": instruction.ir()}
@@ -114,7 +121,7 @@ def chains(instruction: Instruction, count: int) -> Any:
         T.func_attr({"tirx.noalias": True})
         seed = T.match_buffer(seed_handle, (2,), "int32")
         out = T.match_buffer(out_handle, (T.int64(),), dtype)
-        for t in T.parallel(tasks, annotations=pragmas):
+        for t in loop(tasks, annotations=pragmas):
             with T.sblock("task"):
                 T.reads()
                 T.writes()
@@ -139,7 +146,7 @@ def chains(instruction: Instruction, count: int) -> Any:
 
 
 def cycles(steps: int) -> Any:
-    """A chain of `steps` dependent one-cycle integer operations per round: a clock.
+    """A chain of `steps` dependent one-cycle integer operations per round, alone: a clock.
 
     Additions and exclusive-ors alternate so that LLVM cannot fold them, and take their operands
     from registers because some cores execute additions of small constants for free.
@@ -155,7 +162,7 @@ def cycles(steps: int) -> Any:
         T.func_attr({"tirx.noalias": True})
         seed = T.match_buffer(seed_handle, (2,), "int32")
         out = T.match_buffer(out_handle, (T.int64(),), "int32")
-        for t in T.parallel(tasks):
+        for t in T.serial(tasks):
             with T.sblock("task"):
                 T.reads()
                 T.writes()
@@ -170,8 +177,8 @@ def cycles(steps: int) -> Any:
 
 
 def walk(steps: int) -> Any:
-    """`steps` loads per round, each of which waits for the one before: an element of `data` is the
-    place of the next. `at` has the place where the walk begins, and then that where it ends."""
+    """`steps` loads per round, alone, each of which waits for the one before: an element of `data`
+    is the place of the next. `at` has the place where the walk begins, and then where it ends."""
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -183,7 +190,7 @@ def walk(steps: int) -> Any:
         T.func_attr({"tirx.noalias": True})
         data = T.match_buffer(data_handle, (T.int64(),), "int32")
         at = T.match_buffer(at_handle, (T.int64(),), "int32")
-        for t in T.parallel(tasks):
+        for t in T.serial(tasks):
             with T.sblock("task"):
                 T.reads()
                 T.writes()
@@ -211,12 +218,12 @@ def fill() -> Any:
     return kernel
 
 
-def stream(lanes: int, vectors: int) -> Any:
+def stream(lanes: int, vectors: int, alone: bool = False) -> Any:
     """Each task reads its own `blocks` blocks (of `vectors` x `lanes` 32-bit words) per round.
 
     Exclusive-or, because it never limits: one cycle of latency, as many ports as loads have.
     """
-    block = lanes * vectors
+    loop, block = _loop(alone), lanes * vectors
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -229,7 +236,7 @@ def stream(lanes: int, vectors: int) -> Any:
         T.func_attr({"tirx.noalias": True})
         data = T.match_buffer(data_handle, (T.int64(),), "int32")
         out = T.match_buffer(out_handle, (T.int64(),), "int32")
-        for t in T.parallel(tasks):
+        for t in loop(tasks):
             with T.sblock("task"):
                 T.reads()
                 T.writes()

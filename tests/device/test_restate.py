@@ -51,6 +51,21 @@ def test_lp_normalization(p: int, axis: int) -> None:
     assert not operators(simplified(model)).keys() & {"LpNormalization"}
 
 
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("depth", [np.array(5), np.array([5]), np.array([5.0], "float32")], ids=str)
+def test_one_hot(depth: np.ndarray, axis: int, opset: int) -> None:
+    """The importer reads a depth of rank 0 alone, which exporters of TensorFlow's do not write."""
+    node = helper.make_node("OneHot", ["x", "depth", "values"], ["y"], axis=axis)
+    constants = {"depth": depth, "values": np.array([-1, 3], "float32")}
+    indices = helper.make_tensor_value_info("x", onnx.TensorProto.INT32, [3, 7])
+    model = make_model([node], [indices], ["y"], constants, opset=opset)
+    x = np.random.default_rng(0).integers(-8, 8, (3, 7)).astype("int32")  # beyond: all off
+    (found,) = tvm_ext.compile(model)(x)
+    expected = np.where((x[..., None] % 5 == np.arange(5)) & (abs(x + 0.5) < 5)[..., None], 3, -1)
+    np.testing.assert_array_equal(found, np.moveaxis(expected, -1, axis))
+
+
 @pytest.mark.parametrize(
     ("image", "block", "options"),
     [

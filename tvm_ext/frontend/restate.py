@@ -9,6 +9,7 @@ rewrite:
     e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
+    OneHot(i, depth, (off, on))   =>   Where(i == 0, 1, .., depth - 1, on, off), negative i + depth
     ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
                                 exporters make of `x[:, 1:5] = y`
 
@@ -216,6 +217,36 @@ def _standardised(
     return result, moved(mean, centre), moved(variance, spread)
 
 
+def _one_hot(op: Any, x: Any, depth: Any, values: Any) -> Any:
+    return op.OneHot(x, depth, values, _outputs=["y"])
+
+
+def _of_known_depth(_: Any, x: ir.Value, depth: ir.Value, values: ir.Value, **__: Any) -> bool:
+    return None not in (depth.const_value, values.const_value, x.shape)
+
+
+def _compared(op: Any, x: ir.Value, depth: ir.Value, values: ir.Value, y: ir.Value) -> Any:
+    node = y.producer()
+    assert node is not None
+    count = int(depth.const_value.numpy().item())
+    off, on = values.const_value.numpy()
+    rank = len(x.shape)
+    axis = node.attributes.get_int("axis", -1) % (rank + 1)
+    row = np.arange(count, dtype=np.int64).reshape([-1] + [1] * (rank - axis))
+
+    def constant(name: str, value: Any) -> ir.Value:
+        return _constant(op, f"{y.name}_{name}", value)
+
+    zero, extent = constant("zero", np.int64(0)), constant("depth", np.int64(count))
+    index = op.Cast(x, to=ir.DataType.INT64)
+    index = op.Where(op.Less(index, zero), op.Add(index, extent), index)
+    if _opset(node) < 13:
+        index = op.Unsqueeze(index, axes=[axis])
+    else:
+        index = op.Unsqueeze(index, constant("axes", np.array([axis], np.int64)))
+    return op.Where(op.Equal(index, constant("row", row)), constant("on", on), constant("off", off))
+
+
 def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
     return op.ScatterND(x, indices, updates, _outputs=["y"])
 
@@ -288,6 +319,7 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
+    RewriteRule(_one_hot, _compared, _of_known_depth, name="OneHot"),
     RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),
     RewriteRule(_trained_alone, _standardised, partial(_in_training, 1), name="BatchNormAlone"),

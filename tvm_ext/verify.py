@@ -19,12 +19,13 @@ from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tir.symbolic import instance, of_tensors, symbols
-from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tvm
+from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tirx, tvm
 
 POINT_BUDGET = 1_000_000
 """Multiply-adds spent on the reference of one kernel."""
 MIN_POINTS, MAX_POINTS = 64, 2048
 POINTS_PER_LINE = 4
+QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 CHECKED = (1, 5, 67, 1029)
 """What extents that are not known are taken for: tiles of every size have a part in it."""
 CHECKED_BYTES = 2**26
@@ -34,13 +35,13 @@ CHECKED_BYTES = 2**26
 def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
     """The kernel's arguments; the last `written` parameters are outputs."""
     first = len(func.params) - written
-    spans = index_spans(func)
+    spans, divide = index_spans(func), divisors(func)
     return tuple(
         Argument(
             tuple(int(extent) for extent in parameter.shape),
             str(parameter.dtype),
             output=place >= first,
-            span=(0, spans.get(place, 2)),
+            span=(1, 3) if place in divide else (0, spans.get(place, 2)),
         )
         for place, parameter in enumerate(func.params)
     )
@@ -63,6 +64,23 @@ def index_spans(func: PrimFunc) -> dict[int, int]:
 
     structural_walk(func.body, (TensorLoad, visit))
     return limits
+
+
+def divisors(func: PrimFunc) -> set[int]:
+    """Integer parameters that something is divided by: a zero ends the process, whoever runs it. A
+    divisor that is computed counts for all of them that are no indices."""
+    places = {parameter: place for place, parameter in enumerate(func.params)}
+    others = {i for p, i in places.items() if "int" in str(p.dtype)} - index_spans(func).keys()
+    found: set[int] = set()
+
+    def visit(quotient: Any) -> None:
+        if "int" in str(quotient.ty.dtype):
+            for load in loads(quotient.b):
+                known = load.source in places
+                found.update([places[load.source]] if known else others)
+
+    structural_walk(func.body, (QUOTIENTS, visit))
+    return found
 
 
 def choose_points(

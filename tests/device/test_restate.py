@@ -66,6 +66,51 @@ def test_one_hot(depth: np.ndarray, axis: int, opset: int) -> None:
     np.testing.assert_array_equal(found, np.moveaxis(expected, -1, axis))
 
 
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "NOTSET"])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((10, 13), {"strides": [2, 2]}),
+        ((10, 14), {"strides": [2, 2]}),
+        ((9, 14), {"strides": [2, 2], "output_padding": [1, 1]}),
+        ((16, 22), {"strides": [3, 3]}),
+        ((7, 9), {"dilations": [2, 1]}),
+    ],
+    ids=str,
+)
+def test_transposed_convolution_to_a_shape(
+    shape: tuple[int, ...], options: dict[str, list[int]], auto_pad: str
+) -> None:
+    """As TensorFlow's exporter writes them."""
+    options = options | {"output_shape": list(shape)}
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], auto_pad=auto_pad, **options)
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.standard_normal((3, 2, 3, 3)).astype("float32"),
+        "b": np.array([1, -2], "float32"),
+    }
+    model = make_model([node], [value("x", 1, 3, 5, 7)], ["y"], constants)
+    x = rng.standard_normal((1, 3, 5, 7)).astype("float32")
+    (found,) = tvm_ext.compile(model)(x)
+    (expected,) = run_plainly(model, {"x": x})
+    assert found.shape == expected.shape == (1, 2, *shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kinds", [("float32", "int64"), ("int32", "float32")], ids=str)
+def test_power_of_two_types(kinds: tuple[str, str]) -> None:
+    names = [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in kinds]
+    node = helper.make_node("Pow", ["x", "e"], ["y"])
+    inputs = [
+        helper.make_tensor_value_info(name, kind, [5])
+        for name, kind in zip("xe", names, strict=True)
+    ]
+    x = np.array([-2, 0, 1, 3, 7], kinds[0])
+    e = np.array([3, 2, 5, 2, 3], kinds[1])
+    (found,) = tvm_ext.compile(make_model([node], inputs, ["y"]))(x, e)
+    np.testing.assert_allclose(found, [-8, 0, 1, 9, 343], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("image", "block", "options"),
     [

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -200,7 +201,9 @@ def whole_model(
 
     result = check_model(compiled, model, reference=args.reference)
     if result is None:
-        hint = "install onnxruntime, or ask for --reference"
+        lacking = find_spec("onnxruntime") is None
+        hint = "install onnxruntime, or ask" if lacking else "ONNX Runtime fails on it; ask"
+        hint += " for --reference"
         return f"checked   not compared with another engine: {hint}", None
     line = f"checked   max|Δ|/max|y| {result.error:.1e} against {result.engine}"
     if result.spread:

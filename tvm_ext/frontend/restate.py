@@ -9,7 +9,6 @@ rewrite:
     e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
-    OneHot(i, depth, (off, on))   =>   Where(i == 0, 1, .., depth - 1, on, off), negative i + depth
     ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
                                 exporters make of `x[:, 1:5] = y`
 
@@ -36,8 +35,8 @@ def _tanh_of_softplus(op: Any, x: Any) -> Any:
 
 
 def _rational(op: Any, x: ir.Value) -> Any:
-    flat = _constant(op, f"{x.name}_flat", np.float32(FLAT))
-    two = _constant(op, f"{x.name}_two", np.float32(2))
+    flat = constant(op, f"{x.name}_flat", np.float32(FLAT))
+    two = constant(op, f"{x.name}_two", np.float32(2))
     e = op.Exp(op.Where(op.Greater(x, flat), flat, x))  # what is no number is not greater
     product = op.Mul(e, op.Add(e, two))
     return op.Div(product, op.Add(product, two))
@@ -56,9 +55,9 @@ def _divided(op: Any, x: ir.Value, y: ir.Value) -> Any:
     assert node is not None
     axis = node.attributes.get_int("axis", -1)
     manhattan = node.attributes.get_int("p", 2) == 1
-    axes = _constant(op, f"{x.name}_axes", np.array([axis], np.int64))
-    zero = _constant(op, f"{x.name}_zero", np.float32(0))
-    one = _constant(op, f"{x.name}_one", np.float32(1))
+    axes = constant(op, f"{x.name}_axes", np.array([axis], np.int64))
+    zero = constant(op, f"{x.name}_zero", np.float32(0))
+    one = constant(op, f"{x.name}_one", np.float32(1))
     summed = op.ReduceSum(op.Abs(x) if manhattan else op.Mul(x, x), axes, keepdims=1)
     norm = summed if manhattan else op.Sqrt(summed)
     return op.Div(x, op.Where(op.Equal(norm, zero), one, norm))
@@ -87,7 +86,7 @@ def _side_by_side(op: Any, x: Any, image: Any, block: Any, y: Any) -> Any:
     channels = x.shape[1] // taps
 
     def reshape(value: Any, name: str, *shape: int) -> Any:
-        return op.Reshape(value, _constant(op, f"{x.name}_{name}", np.array([0, *shape], np.int64)))
+        return op.Reshape(value, constant(op, f"{x.name}_{name}", np.array([0, *shape], np.int64)))
 
     filled = [counts[d] * sizes[d] for d in range(rank)]
     if strides == sizes and padded == extents == filled:
@@ -98,7 +97,7 @@ def _side_by_side(op: Any, x: Any, image: Any, block: Any, y: Any) -> Any:
     weights = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(-1, 1, *sizes)
     return op.ConvTranspose(
         reshape(x, "columns", channels * taps, *counts),
-        _constant(op, f"{x.name}_taps", weights),
+        constant(op, f"{x.name}_taps", weights),
         group=channels,
         strides=strides,
         dilations=dilations,
@@ -150,10 +149,10 @@ def _axis(reduced: ir.Value) -> int | None:
     if len(axes) != 1 or not node.attributes.get_int("keepdims", 1) or shape is None:
         return None
     axis = axes[0] % len(shape)
-    return axis if _opset(node) >= 13 or axis == len(shape) - 1 else None
+    return axis if opset_of(node) >= 13 or axis == len(shape) - 1 else None
 
 
-def _opset(node: ir.Node) -> int:
+def opset_of(node: ir.Node) -> int:
     """The operator set that a node is read by; 0 if that is not known."""
     return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
 
@@ -191,60 +190,30 @@ def _standardised(
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     momentum = node.attributes.get_float("momentum", 0.9)
     axes = [axis for axis in range(len(x.shape)) if axis != 1]
-    row = _constant(op, f"{x.name}_row", np.array([1, -1, *[1] * (len(axes) - 1)], np.int64))
-    flat = _constant(op, f"{x.name}_flat", np.array([-1], np.int64))
+    row = constant(op, f"{x.name}_row", np.array([1, -1, *[1] * (len(axes) - 1)], np.int64))
+    flat = constant(op, f"{x.name}_flat", np.array([-1], np.int64))
 
     def reduced(value: Any) -> Any:
-        if _opset(node) < 18:
+        if opset_of(node) < 18:
             return op.ReduceMean(value, axes=axes, keepdims=1)
-        given = _constant(op, f"{x.name}_axes", np.array(axes, np.int64))
+        given = constant(op, f"{x.name}_axes", np.array(axes, np.int64))
         return op.ReduceMean(value, given, keepdims=1)
 
     centre = reduced(x)
     centred = op.Sub(x, centre)
     spread = reduced(op.Mul(centred, centred))
-    small = _constant(op, f"{x.name}_epsilon", np.float32(epsilon))
+    small = constant(op, f"{x.name}_epsilon", np.float32(epsilon))
     unit = op.Div(centred, op.Sqrt(op.Add(spread, small)))
     result = op.Add(op.Mul(unit, op.Reshape(scale, row)), op.Reshape(bias, row))
     if len(node.outputs) == 1:
         return result
-    old = _constant(op, f"{x.name}_old", np.float32(momentum))
-    new = _constant(op, f"{x.name}_new", np.float32(1 - momentum))
+    old = constant(op, f"{x.name}_old", np.float32(momentum))
+    new = constant(op, f"{x.name}_new", np.float32(1 - momentum))
 
     def moved(before: ir.Value, now: Any) -> Any:
         return op.Add(op.Mul(before, old), op.Mul(op.Reshape(now, flat), new))
 
     return result, moved(mean, centre), moved(variance, spread)
-
-
-def _one_hot(op: Any, x: Any, depth: Any, values: Any) -> Any:
-    return op.OneHot(x, depth, values, _outputs=["y"])
-
-
-def _of_known_depth(_: Any, x: ir.Value, depth: ir.Value, values: ir.Value, **__: Any) -> bool:
-    return None not in (depth.const_value, values.const_value, x.shape)
-
-
-def _compared(op: Any, x: ir.Value, depth: ir.Value, values: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
-    count = int(depth.const_value.numpy().item())
-    off, on = values.const_value.numpy()
-    rank = len(x.shape)
-    axis = node.attributes.get_int("axis", -1) % (rank + 1)
-    row = np.arange(count, dtype=np.int64).reshape([-1] + [1] * (rank - axis))
-
-    def constant(name: str, value: Any) -> ir.Value:
-        return _constant(op, f"{y.name}_{name}", value)
-
-    zero, extent = constant("zero", np.int64(0)), constant("depth", np.int64(count))
-    index = op.Cast(x, to=ir.DataType.INT64)
-    index = op.Where(op.Less(index, zero), op.Add(index, extent), index)
-    if _opset(node) < 13:
-        index = op.Unsqueeze(index, axes=[axis])
-    else:
-        index = op.Unsqueeze(index, constant("axes", np.array([axis], np.int64)))
-    return op.Where(op.Equal(index, constant("row", row)), constant("on", on), constant("off", off))
 
 
 def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
@@ -286,7 +255,7 @@ def _assigned(op: Any, x: ir.Value, indices: ir.Value, updates: ir.Value, **_: A
 
     def part(value: Any, axis: int, begin: int, end: int) -> Any:
         limits = [
-            _constant(op, f"{updates.name}_{what}_{axis}_{begin}_{end}", np.array([at], np.int64))
+            constant(op, f"{updates.name}_{what}_{axis}_{begin}_{end}", np.array([at], np.int64))
             for what, at in (("from", begin), ("to", end), ("along", axis))
         ]
         return op.Slice(value, *limits)
@@ -308,9 +277,10 @@ def _assigned(op: Any, x: ir.Value, indices: ir.Value, updates: ir.Value, **_: A
     return op.Identity(result) if result is updates else result
 
 
-def _constant(op: Any, name: str, value: Any) -> ir.Value:
-    constant: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
-    return constant
+def constant(op: Any, name: str, value: Any) -> ir.Value:
+    """An initialiser of the graph that is being written."""
+    made: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
+    return made
 
 
 rules = (
@@ -319,7 +289,6 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
-    RewriteRule(_one_hot, _compared, _of_known_depth, name="OneHot"),
     RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),
     RewriteRule(_trained_alone, _standardised, partial(_in_training, 1), name="BatchNormAlone"),

@@ -1,0 +1,114 @@
+"""Operators that the importer refuses as exporters of TensorFlow's write them, as it reads them.
+
+rewrite:
+    OneHot(i, depth, (off, on))         =>   Where(i == (0, 1, .., depth - 1), on, off), of negative
+                                             i + depth
+    ConvTranspose(x, w), output_shape   =>   ConvTranspose(x, w), pads and output_padding
+    Pow(x, e) of two types              =>   Pow(x, Cast(e)), or of integers Cast(Pow(Cast(x), e))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.rewriter.pattern import RewriteRule
+
+from tvm_ext.frontend.restate import constant, opset_of
+
+
+def _one_hot(op: Any, x: Any, depth: Any, values: Any) -> Any:
+    return op.OneHot(x, depth, values, _outputs=["y"])
+
+
+def _of_known_depth(_: Any, x: ir.Value, depth: ir.Value, values: ir.Value, **__: Any) -> bool:
+    return None not in (depth.const_value, values.const_value, x.shape)
+
+
+def _compared(op: Any, x: ir.Value, depth: ir.Value, values: ir.Value, y: ir.Value) -> Any:
+    node = y.producer()
+    assert node is not None
+    assert depth.const_value is not None
+    assert values.const_value is not None
+    count = int(depth.const_value.numpy().item())
+    off, on = values.const_value.numpy()
+    rank = len(x.shape or ())
+    axis = node.attributes.get_int("axis", -1) % (rank + 1)
+    row = np.arange(count, dtype=np.int64).reshape([-1] + [1] * (rank - axis))
+
+    def known(name: str, value: Any) -> ir.Value:
+        return constant(op, f"{y.name}_{name}", value)
+
+    zero, extent = known("zero", np.int64(0)), known("depth", np.int64(count))
+    index = op.Cast(x, to=ir.DataType.INT64)
+    index = op.Where(op.Less(index, zero), op.Add(index, extent), index)
+    if opset_of(node) < 13:
+        index = op.Unsqueeze(index, axes=[axis])
+    else:
+        index = op.Unsqueeze(index, known("axes", np.array([axis], np.int64)))
+    return op.Where(op.Equal(index, known("row", row)), known("on", on), known("off", off))
+
+
+def _conv_transpose(op: Any, x: Any, weights: Any) -> Any:
+    return op.ConvTranspose(x, weights, _allow_other_inputs=True, _outputs=["y"])
+
+
+def _extents(value: ir.Value) -> list[int]:
+    """Of an image, or the taps of weights; those that are not known are left out."""
+    return [extent for extent in list(value.shape or ())[2:] if isinstance(extent, int)]
+
+
+def _to_a_shape(_: Any, x: ir.Value, weights: ir.Value, y: ir.Value, **__: Any) -> bool:
+    node = y.producer()
+    wanted = node.attributes.get_ints("output_shape", []) if node is not None else []
+    return len(wanted or ()) == len(_extents(x)) == len(_extents(weights)) > 0
+
+
+def _padded(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value) -> Any:
+    """An odd number of pads has one more at the end with SAME_UPPER, at the beginning else."""
+    node = y.producer()
+    assert node is not None
+    extents, sizes = _extents(x), _extents(weights)
+    ones = [1] * len(sizes)
+    wanted = node.attributes.get_ints("output_shape", [])
+    strides, dilations = (list(node.attributes.get_ints(a, ones)) for a in ("strides", "dilations"))
+    more = list(node.attributes.get_ints("output_padding", [0] * len(sizes)))
+    late = node.attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
+    begins, ends = [], []
+    for axis, extent in enumerate(wanted):
+        reach = strides[axis] * (extents[axis] - 1) + (sizes[axis] - 1) * dilations[axis] + 1
+        total = reach + more[axis] - extent
+        more[axis] += max(0, -total)
+        half = max(0, total) // 2
+        begins.append(half if late else max(0, total) - half)
+        ends.append(max(0, total) - begins[-1])
+    others = {
+        name: attribute.value
+        for name, attribute in node.attributes.items()
+        if name not in ("output_shape", "auto_pad", "pads", "output_padding")
+    }
+    return op.ConvTranspose(*node.inputs, pads=begins + ends, output_padding=more, **others)
+
+
+def _power(op: Any, x: Any, exponent: Any) -> Any:
+    return op.Pow(x, exponent, _outputs=["y"])
+
+
+def _of_two_types(_: Any, x: ir.Value, exponent: ir.Value, **__: Any) -> bool:
+    return None not in (x.dtype, exponent.dtype) and x.dtype != exponent.dtype
+
+
+def _of_one_type(op: Any, x: ir.Value, exponent: ir.Value, **_: Any) -> Any:
+    assert exponent.dtype is not None
+    assert x.dtype is not None
+    if exponent.dtype.is_floating_point() and not x.dtype.is_floating_point():
+        return op.Cast(op.Pow(op.Cast(x, to=exponent.dtype), exponent), to=x.dtype)
+    return op.Pow(x, op.Cast(exponent, to=x.dtype))
+
+
+rules = (
+    RewriteRule(_one_hot, _compared, _of_known_depth, name="OneHot"),
+    RewriteRule(_conv_transpose, _padded, _to_a_shape, name="ConvTransposeToAShape"),
+    RewriteRule(_power, _of_one_type, _of_two_types, name="PowerOfOneType"),
+)

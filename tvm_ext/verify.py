@@ -7,7 +7,7 @@ as NaN, so an element that no iteration writes shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,14 @@ CHECKED_BYTES = 2**26
 def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
     """The kernel's arguments; the last `written` parameters are outputs."""
     first = len(func.params) - written
-    spans, divide = index_spans(func), divisors(func)
+    spans = index_spans(func)
+    divide = divisors(func, spans)
     return tuple(
         Argument(
             tuple(int(extent) for extent in parameter.shape),
             str(parameter.dtype),
             output=place >= first,
-            span=(1, 3) if place in divide else (0, spans.get(place, 2)),
+            span=(1, max(2, spans.get(place, 3))) if place in divide else (0, spans.get(place, 2)),
         )
         for place, parameter in enumerate(func.params)
     )
@@ -66,11 +67,11 @@ def index_spans(func: PrimFunc) -> dict[int, int]:
     return limits
 
 
-def divisors(func: PrimFunc) -> set[int]:
+def divisors(func: PrimFunc, indices: Container[int]) -> set[int]:
     """Integer parameters that something is divided by: a zero ends the process, whoever runs it. A
-    divisor that is computed counts for all of them that are no indices."""
+    divisor that is computed counts for all of them that are no `indices`."""
     places = {parameter: place for place, parameter in enumerate(func.params)}
-    others = {i for p, i in places.items() if "int" in str(p.dtype)} - index_spans(func).keys()
+    others = {i for p, i in places.items() if "int" in str(p.dtype) and i not in indices}
     found: set[int] = set()
 
     def visit(quotient: Any) -> None:

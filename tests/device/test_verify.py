@@ -10,7 +10,7 @@ from onnx_models import make_model
 import tvm_ext
 from tvm_ext.measure.inputs import make_inputs
 from tvm_ext.tvm_api import te, tirx, topi
-from tvm_ext.verify import arguments_of, divisors
+from tvm_ext.verify import arguments_of, divisors, index_spans
 
 
 @pytest.mark.parametrize("name", ["Div", "Mod"])
@@ -29,9 +29,9 @@ def test_divisors_are_found() -> None:
     a, b, table = (te.placeholder((9,), "int32", name=n) for n in "abt")
     index = te.compute((9,), lambda i: tirx.truncdiv(a[i], b[i] + 1), name="index")
     func = te.create_prim_func([a, b, table, topi.take(table, index)])
-    assert divisors(func) == {1}
+    assert divisors(func, index_spans(func)) == {1}
     direct = te.compute((9,), lambda i: tirx.truncmod(table[i], te.const(3)), name="known")
-    assert divisors(te.create_prim_func([table, direct])) == set()
+    assert divisors(te.create_prim_func([table, direct]), ()) == set()
 
 
 def test_what_is_divided_by_a_stage_has_no_zeros_among_its_parameters() -> None:
@@ -39,5 +39,12 @@ def test_what_is_divided_by_a_stage_has_no_zeros_among_its_parameters() -> None:
     double = te.compute((64,), lambda i: b[i] * 2, name="double")
     quotient = te.compute((64,), lambda i: tirx.truncdiv(a[i], double[i]), name="quotient")
     func = te.create_prim_func([a, b, quotient])
-    assert divisors(func) >= {0, 1}
+    assert divisors(func, ()) >= {0, 1}
     assert all((array > 0).all() for array in make_inputs(arguments_of(func, 1), 0))
+
+
+def test_a_divisor_that_is_an_index_stays_one() -> None:
+    n, table = te.placeholder((9,), "int32", name="n"), te.placeholder((2,), "int32", name="t")
+    quotient = te.compute((9,), lambda i: tirx.truncdiv(table[n[i]], n[i]), name="quotient")
+    numbers, _ = make_inputs(arguments_of(te.create_prim_func([n, table, quotient]), 1), 0)
+    assert (numbers == 1).all()

@@ -227,7 +227,8 @@ class _Bench:
                 best = min(best, taken / rounds)
                 runs += 1
                 if taken > _STALLED_S:
-                    rounds, runs = max(1, rounds // 8), _MIN_RUNS
+                    rounds = max(1, rounds // 8)
+                    break
         self._rounds[name] = rounds
         return best
 

@@ -59,19 +59,17 @@ def _extents(value: ir.Value) -> list[int]:
     return [extent for extent in list(value.shape or ())[2:] if isinstance(extent, int)]
 
 
-def _to_a_shape(_: Any, x: ir.Value, weights: ir.Value, y: ir.Value, **__: Any) -> bool:
-    node = y.producer()
-    wanted = node.attributes.get_ints("output_shape", []) if node is not None else []
-    return len(wanted or ()) == len(_extents(x)) == len(_extents(weights)) > 0
+def _pads(node: ir.Node, x: ir.Value, weights: ir.Value) -> tuple[list[int], ...] | None:
+    """Pads before and after, and output padding, of what gives the wanted extents.
 
-
-def _padded(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value) -> Any:
-    """An odd number of pads has one more at the end with SAME_UPPER, at the beginning else."""
-    node = y.producer()
-    assert node is not None
+    An odd number of pads has one more at the end with SAME_UPPER, at the beginning else. None
+    where an extent is not known, or wanted past what a stride adds (the importer's limit).
+    """
     extents, sizes = _extents(x), _extents(weights)
-    ones = [1] * len(sizes)
     wanted = node.attributes.get_ints("output_shape", [])
+    if not len(wanted) == len(extents) == len(sizes) > 0:
+        return None
+    ones = [1] * len(sizes)
     strides, dilations = (list(node.attributes.get_ints(a, ones)) for a in ("strides", "dilations"))
     more = list(node.attributes.get_ints("output_padding", [0] * len(sizes)))
     late = node.attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
@@ -83,6 +81,22 @@ def _padded(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value) -> Any:
         half = max(0, total) // 2
         begins.append(half if late else max(0, total) - half)
         ends.append(max(0, total) - begins[-1])
+    if any(added >= stride for added, stride in zip(more, strides, strict=True)):
+        return None
+    return begins, ends, more
+
+
+def _to_a_shape(_: Any, x: ir.Value, weights: ir.Value, y: ir.Value, **__: Any) -> bool:
+    node = y.producer()
+    return node is not None and _pads(node, x, weights) is not None
+
+
+def _padded(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value) -> Any:
+    node = y.producer()
+    assert node is not None
+    pads = _pads(node, x, weights)
+    assert pads is not None
+    begins, ends, more = pads
     others = {
         name: attribute.value
         for name, attribute in node.attributes.items()

@@ -42,6 +42,7 @@ from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
+from tvm_ext.graph.slice_in_place import SliceInPlace
 from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
@@ -86,6 +87,7 @@ __all__ = [
     "Share",
     "SinkConcats",
     "SinkReshapes",
+    "SliceInPlace",
     "SplitBroadcasts",
     "SplitPhases",
     "SplitReductions",
@@ -115,7 +117,7 @@ def graph_passes(
         cold_us=None if extent else partial(cold_us, hw=hardware),
         can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
     )
-    in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware))]
+    in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     return [
         LowerEinsum(),

@@ -71,6 +71,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 OF_ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "peepholes": ("LSTM", {"peepholes": True, "start": True}),
+    "peepholes, both ways": ("LSTM", {"peepholes": True, "direction": "bidirectional"}),
+    "other activations, both ways": (
+        "RNN",
+        {"activations": ["Relu", "Tanh"], "direction": "bidirectional"},
+    ),
     "coupled": ("LSTM", {"input_forget": 1}),
     "other activations": ("LSTM", {"activations": ["Sigmoid", "Softsign", "Relu"]}),
     "reset after": ("GRU", {"linear_before_reset": 1, "start": True}),
@@ -100,6 +105,13 @@ def test_layers(op: str, name: str) -> None:
 def test_options_of_one_operator(name: str) -> None:
     op, options = OF_ONE[name]
     assert_right(recurrent(op, **options))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_directions_one_after_another(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the weights of both are too large to be side by side."""
+    monkeypatch.setattr("tvm_ext.frontend.unroll.JOINT_BYTES", 0)
+    assert_right(recurrent(op, direction="bidirectional", start=True))
 
 
 @pytest.mark.parametrize("op", GATES)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from graphs import GRAPHS, conv, depthwise
+from graphs import GRAPHS, conv, depthwise, elementwise
 
 from tvm_ext.hardware import get
 from tvm_ext.picker import exchange_us, pick
 from tvm_ext.picker.perf import pieces
-from tvm_ext.picker.traffic import handed_on_us
+from tvm_ext.picker.traffic import gathered_us, handed_on_us
 
 MACHINE = "cpu/x86-avx512"
 TOP = 5
@@ -37,6 +37,20 @@ def test_weights_are_not_handed_on() -> None:
     moved = graph.io_bytes - graph.tensors[weights].size_bytes
     assert graph.tensors[image].size_bytes < moved < graph.io_bytes
     assert exchange_us(graph, across, hw) == handed_on_us(moved, 2, hw)
+
+
+def test_one_core_alone_fetches_what_others_wrote() -> None:
+    """A map that one core finishes sooner by itself is shared out between kernels; none of tens of
+    nanoseconds is."""
+    hw = msgspec.structs.replace(get(MACHINE), cores=2)
+    one = msgspec.structs.replace(hw, cores=1)
+    graph = elementwise(2, 4096, flops=40)
+    best, serial = pick(graph, hw)[0], pick(graph, one)[0]
+    assert best.plan.parallel
+    assert not serial.plan.parallel
+    handed_over_us = serial.estimate.latency_us + gathered_us(graph.io_bytes, hw)
+    assert serial.estimate.latency_us < best.estimate.latency_us < handed_over_us
+    assert not pick(elementwise(2, 256), hw)[0].plan.parallel
 
 
 @pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2"])

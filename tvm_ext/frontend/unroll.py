@@ -27,6 +27,9 @@ Step = Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 """From what the inputs give a step, the state and the cell to both of them after it."""
 FEW = 8
 """Elements of constants that are looked for among those there are."""
+JOINT_BYTES = 1 << 20
+"""What the weights of the state take at most in two directions that are computed side by side: each
+core then keeps those of one direction in its cache, where it kept half of one after another's."""
 
 
 def unroll(graph: ir.Graph) -> bool:
@@ -92,37 +95,84 @@ class _Unrolled:
         """All outputs of the node."""
         w, layer = self.write, self.layer
         x = w("Transpose", layer.x, perm=[1, 0, 2]) if layer.batch_first else layer.x
-        runs = [self._direction(x, place) for place in range(len(layer.reverse))]
-        outputs = [
-            parts[0] if len(parts) == 1 else w("Concat", *parts, axis=axis)
-            for parts, axis in zip(zip(*runs, strict=True), (1, 0, 0), strict=False)
-        ]
+        if self._joint:
+            outputs = list(_Run(layer, w, tuple(range(len(layer.reverse)))).outputs(x))
+        else:
+            runs = [_Run(layer, w, (place,)).outputs(x) for place in range(len(layer.reverse))]
+            outputs = [
+                parts[0] if len(parts) == 1 else w("Concat", *parts, axis=axis)
+                for parts, axis in zip(zip(*runs, strict=True), (1, 0, 0), strict=False)
+            ]
         if layer.batch_first:
             y, *last = outputs
             turned = [w("Transpose", state, perm=[1, 0, 2]) for state in last]
             outputs = [w("Transpose", y, perm=[2, 0, 1, 3]), *turned]
         return outputs
 
-    def _direction(self, x: ir.Value, place: int) -> tuple[ir.Value, ...]:
-        """States [steps, 1, batch, hidden] of one direction, the last one, the last cell."""
+    @property
+    def _joint(self) -> bool:
+        """Whether steps of both directions are computed side by side: half as many kernels."""
+        layer = self.layer
+        return (
+            len(layer.reverse) > 1
+            and layer.steps > 1
+            and len(set(layer.activations)) == 1
+            and layer.recurrent.nbytes <= JOINT_BYTES
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One direction of a layer, or both side by side: a step is of the first step in one of them
+    and of the last in the other."""
+
+    layer: Layer
+    write: _Writer
+    places: tuple[int, ...]
+    """Its directions."""
+
+    def outputs(self, x: ir.Value) -> tuple[ir.Value, ...]:
+        """States [steps, directions, batch, hidden], the last ones, the last cells."""
         w, layer = self.write, self.layer
-        projected = w("MatMul", x, self._matrix(layer.weights[place]))
-        own = self._input_bias(place)
-        if own.any():
-            projected = w("Add", projected, w.constant(own))
-        state, cell = (self._start(value, place) for value in layer.starts)
-        step = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[layer.op](place)
+        ways, size = len(self.places), GATES[layer.op] * layer.hidden
+        projected = self._projected(x)
+        state, cell = (self._start(value) for value in layer.starts)
+        step = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[layer.op]()
         states = [state] * layer.steps
         order = range(layer.steps)
-        for t in reversed(order) if layer.reverse[place] else order:
+        alone = ways == 1 and layer.reverse[self.places[0]]
+        for t in reversed(order) if alone else order:
             given = projected
             if layer.steps > 1:  # an index is an operand, and the kernel the same for all
                 given = w("Gather", projected, w.constant(np.array([t], np.int64)), axis=0)
+            if ways > 1:
+                given = w.shaped(given, (ways, layer.batch, size))
             state, cell = step(given, state, cell)
             states[t] = state
         y = states[0] if layer.steps == 1 else w("Concat", *states, axis=0)
-        y = w.shaped(y, (layer.steps, 1, layer.batch, layer.hidden))
+        y = w.shaped(y, (layer.steps, ways, layer.batch, layer.hidden))
+        if ways > 1:
+            parts = [w.part(y, 1, place, place + 1) for place in self.places]
+            y = w("Concat", *map(self._in_order, parts, self.places), axis=1)
         return (y, state, cell) if layer.op == "LSTM" else (y, state)
+
+    def _projected(self, x: ir.Value) -> ir.Value:
+        """The inputs' products [steps, directions * batch, gates * hidden], in the order in which
+        steps are computed if those of several directions are."""
+        w, found = self.write, []
+        for place in self.places:
+            seen = self._in_order(x, place) if len(self.places) > 1 else x
+            product = w("MatMul", seen, self._matrix([self.layer.weights[place]]))
+            own = self._input_bias(place)
+            found.append(w("Add", product, w.constant(own)) if own.any() else product)
+        return found[0] if len(found) == 1 else w("Concat", *found, axis=1)
+
+    def _in_order(self, x: ir.Value, place: int) -> ir.Value:
+        """Steps in the order of a direction; from that order back."""
+        if not self.layer.reverse[place]:
+            return x
+        order = np.arange(self.layer.steps, dtype=np.int64)[::-1].copy()
+        return self.write("Gather", x, self.write.constant(order), axis=0)
 
     def _input_bias(self, place: int) -> np.ndarray:
         """What is added to the inputs' product: both biases, but for the one that a GRU resets."""
@@ -133,16 +183,30 @@ class _Unrolled:
         own[:last] += other[:last]
         return own
 
-    def _start(self, value: ir.Value | None, place: int) -> ir.Value:
+    def _start(self, value: ir.Value | None) -> ir.Value:
         w, layer = self.write, self.layer
         if value is None:
-            return w.constant(np.zeros((1, layer.batch, layer.hidden), layer.weights.dtype))
+            shape = (len(self.places), layer.batch, layer.hidden)
+            return w.constant(np.zeros(shape, layer.weights.dtype))
         if layer.batch_first:
             value = w("Transpose", value, perm=[1, 0, 2])
-        return value if len(layer.reverse) == 1 else w.part(value, 0, place, place + 1)
+        if len(self.places) == len(layer.reverse):
+            return value
+        return w.part(value, 0, self.places[0], self.places[0] + 1)
 
-    def _matrix(self, rows: np.ndarray) -> ir.Value:
-        return self.write.constant(np.ascontiguousarray(rows.T))
+    def _matrix(self, rows: Sequence[np.ndarray]) -> ir.Value:
+        """What a state is multiplied by, of each direction one."""
+        turned = [np.ascontiguousarray(one.T) for one in rows]
+        return self.write.constant(turned[0] if len(turned) == 1 else np.stack(turned))
+
+    def _row(self, rows: Sequence[np.ndarray]) -> ir.Value:
+        """What is added to each row, or multiplied by it, of each direction one."""
+        alone = len(rows) == 1
+        return self.write.constant(rows[0].copy() if alone else np.stack(rows)[:, np.newaxis])
+
+    def _own(self, arrays: np.ndarray) -> list[np.ndarray]:
+        """Those of the directions."""
+        return [arrays[place] for place in self.places]
 
     def _number(self, value: float) -> ir.Value:
         return self.write.constant(np.array(value, self.layer.weights.dtype))
@@ -151,31 +215,31 @@ class _Unrolled:
         size = self.layer.hidden
         return self.write.part(x, 2, number * size, (number + 1) * size)
 
-    def _active(self, x: ir.Value, place: int, number: int, clipped: bool = True) -> ir.Value:
-        """An activation of one direction."""
+    def _active(self, x: ir.Value, number: int, clipped: bool = True) -> ir.Value:
+        """An activation."""
         clip = self.layer.clip
         if clipped and clip is not None:
             x = self.write("Clip", x, self._number(-clip), self._number(clip))
-        return self.write(self.layer.activations[place][number], x)
+        return self.write(self.layer.activations[self.places[0]][number], x)
 
-    def _rnn(self, place: int) -> Step:
-        w, whole = self.write, self._matrix(self.layer.recurrent[place])
+    def _rnn(self) -> Step:
+        w, whole = self.write, self._matrix(self._own(self.layer.recurrent))
 
         def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
-            return self._active(w("Add", w("MatMul", h, whole), x), place, 0), c
+            return self._active(w("Add", w("MatMul", h, whole), x), 0), c
 
         return step
 
-    def _gru(self, place: int) -> Step:
+    def _gru(self) -> Step:
         w, layer, size = self.write, self.layer, self.layer.hidden
-        rows, one = layer.recurrent[place], self._number(1)
-        gates = self._matrix(rows if layer.after else rows[: 2 * size])
-        new = None if layer.after else self._matrix(rows[2 * size :])
-        bias = w.constant(layer.bias[place][5 * size :])
+        rows, one = self._own(layer.recurrent), self._number(1)
+        gates = self._matrix(rows if layer.after else [own[: 2 * size] for own in rows])
+        new = None if layer.after else self._matrix([own[2 * size :] for own in rows])
+        bias = self._row([own[5 * size :] for own in self._own(layer.bias)])
 
         def gate(x: ir.Value, product: ir.Value, number: int) -> ir.Value:
             both = w("Add", self._gate(x, number), self._gate(product, number))
-            return self._active(both, place, 0)
+            return self._active(both, 0)
 
         def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
             product = w("MatMul", h, gates)
@@ -184,30 +248,30 @@ class _Unrolled:
                 reset = w("Mul", r, w("Add", self._gate(product, 2), bias))
             else:
                 reset = w("MatMul", w("Mul", r, h), new)
-            fresh = self._active(w("Add", self._gate(x, 2), reset), place, 1)
+            fresh = self._active(w("Add", self._gate(x, 2), reset), 1)
             return w("Add", w("Mul", w("Sub", one, z), fresh), w("Mul", z, h)), c
 
         return step
 
-    def _lstm(self, place: int) -> Step:
+    def _lstm(self) -> Step:
         w, layer = self.write, self.layer
-        whole, one = self._matrix(layer.recurrent[place]), self._number(1)
+        whole, one = self._matrix(self._own(layer.recurrent)), self._number(1)
         peeps: list[ir.Value] = []
         if layer.peepholes is not None:
-            rows = layer.peepholes[place].reshape(3, layer.hidden)
-            peeps = [w.constant(np.ascontiguousarray(row)) for row in rows]
+            rows = [own.reshape(3, layer.hidden) for own in self._own(layer.peepholes)]
+            peeps = [self._row([own[gate] for own in rows]) for gate in range(3)]
 
         def step(x: ir.Value, h: ir.Value, c: ir.Value) -> tuple[ir.Value, ir.Value]:
             sums = w("Add", w("MatMul", h, whole), x)
             i, o, f, g = (self._gate(sums, number) for number in range(4))
             if peeps:
                 i, f = w("Add", i, w("Mul", peeps[0], c)), w("Add", f, w("Mul", peeps[2], c))
-            i = self._active(i, place, 0)
-            f = w("Sub", one, i) if layer.coupled else self._active(f, place, 0)
-            c = w("Add", w("Mul", f, c), w("Mul", i, self._active(g, place, 1)))
+            i = self._active(i, 0)
+            f = w("Sub", one, i) if layer.coupled else self._active(f, 0)
+            c = w("Add", w("Mul", f, c), w("Mul", i, self._active(g, 1)))
             if peeps:
                 o = w("Add", o, w("Mul", peeps[1], c))
-            seen = self._active(c, place, 2, clipped=False)
-            return w("Mul", self._active(o, place, 0), seen), c
+            seen = self._active(c, 2, clipped=False)
+            return w("Mul", self._active(o, 0), seen), c
 
         return step

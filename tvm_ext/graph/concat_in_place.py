@@ -340,7 +340,10 @@ class _Placer(relax.PyExprMutator):
         length = span(static_extents(var.ty) or extents_of(var.ty), place.strides)
         begin_bytes = place.begin * element_bytes(var.ty.dtype)
         return relax.op.memory.view(
-            self.visit_expr(place.root), relax.ShapeExpr([length]), None, begin_bytes
+            self.visit_expr(place.root),
+            relax.ShapeExpr([length]),
+            str(var.ty.dtype.dtype),  # left out, it is a call to ask for it
+            begin_bytes,
         )
 
     def visit_call_(self, call: Any) -> Any:

@@ -20,6 +20,7 @@ from tvm_ext.picker.traffic import (
     core_waves,
     far_loss,
     finishing_us,
+    gathered_us,
     handed_on_us,
     loose_us,
     overlapped_us,
@@ -298,20 +299,22 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     Kernels share their outermost axis out where they can, and what a core has written the next
     kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
     (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
-    share out the columns of what is summed over its rows, or nothing of it.
+    share out the columns of what is summed over its rows. One core alone fetches it all.
     """
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
     cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
-    if not sums_columns(graph, node) and (not plan.parallel or cut == long[:1]):
+    if plan.parallel and cut == long[:1] and not sums_columns(graph, node):
         return 0.0
     # weights come from memory, whoever reads them
     whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
     weights = {access.tensor for access in (*packed_reads(node), *whole)}
     kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
     exchanged = min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores)
+    if not plan.parallel:
+        return gathered_us(exchanged, hw)
     return handed_on_us(exchanged, hw.cores, hw)
 
 

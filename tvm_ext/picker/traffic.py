@@ -136,6 +136,11 @@ def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
     return size_bytes * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
 
 
+def gathered_us(size_bytes: float, hw: HardwareModel) -> float:
+    """Time in which one core gets what all have just written."""
+    return hw.cores * handed_on_us(size_bytes, hw.cores, hw)
+
+
 @remembered
 def packed_bytes(graph: TileGraph, node: TileNode) -> int:
     """Bytes of the packed operands."""

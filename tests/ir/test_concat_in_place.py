@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.graph import concat_in_place
+from tvm_ext.graph import concat_places
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.hardware import catalog
@@ -29,7 +29,8 @@ def module(body: Callable[[Emit, Any, Any], Any], width: int = 8) -> IRModule:
         with builder.dataflow():
             out = builder.emit_output(body(builder.emit, x, y))
         builder.emit_func_output(out)
-    return Legalise(catalog.get("cpu/x86-avx2"))(builder.finalize())
+    legal = Legalise(catalog.get("cpu/x86-avx2"))(builder.finalize())
+    return relax.transform.RewriteDataflowReshape()(legal)  # as `Fuse` does
 
 
 def concats(mod: IRModule) -> int:
@@ -108,6 +109,30 @@ def in_two_places(e: Emit, x: Any, y: Any) -> Any:
     )
 
 
+def stacked(axis: int) -> Callable[..., Any]:
+    """Each with an axis of one more, side by side along it."""
+
+    def body(e: Emit, x: Any, y: Any) -> Any:
+        made = [e(op.nn.relu(x)), e(op.negative(y)), e(op.exp(y))]
+        tops = [e(op.reshape(one, (*(2, 3, 8)[:axis], 1, *(2, 3, 8)[axis:]))) for one in made]
+        whole = e(op.concat(tops, axis))
+        return relax.Tuple([e(op.tanh(whole)), e(op.exp(made[0]))])
+
+    return body
+
+
+def flattened(e: Emit, x: Any, y: Any) -> Any:
+    """One after another as one long row: heads of a detector."""
+    made = [e(op.nn.relu(x)), e(op.reshape(e(op.negative(y)), (1, 48)))]
+    return e(op.tanh(e(op.concat([e(op.reshape(made[0], (1, 48))), made[1]], 1))))
+
+
+def rows_of_another_length(e: Emit, x: Any, y: Any) -> Any:
+    """[2, 24] side by side: rows lie apart, and are no rows of [2, 3, 8]."""
+    made = [e(op.reshape(e(one), (2, 24))) for one in (op.nn.relu(x), op.negative(y))]
+    return e(op.tanh(e(op.concat(made, 1))))
+
+
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     **{name: (body, 0) for name, body in GONE.items()},
     "dense_block": (dense_block, 1),  # the one of inputs
@@ -118,6 +143,10 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "twice_the_same": (twice_the_same, 0),
     "returned_too": (returned_too, 0),
     "in_two_places": (in_two_places, 0),
+    "stacked": (stacked(0), 0),
+    "stacked_between": (stacked(1), 0),
+    "flattened": (flattened, 0),
+    "rows_of_another_length": (rows_of_another_length, 1),
 }
 
 
@@ -144,7 +173,7 @@ def test_large_operands_are_copied_one_after_another(
     elements: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where rows are no whole vectors; small ones by one kernel that chooses."""
-    monkeypatch.setattr(concat_in_place, "COPIED", elements * 6)
+    monkeypatch.setattr(concat_places, "COPIED", elements * 6)
     mod = module(lambda e, x, y: e(op.concat([x, y], 2)), width=6)
     placed = ConcatInPlace(LANES)(mod)
     assert concats(placed) == left

@@ -10,7 +10,8 @@ import numpy as np
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import packed_shape, winograd
 from tvm_ext.edge_levels import stage_levels, step_levels
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS, ConcatInPlace
+from tvm_ext.graph.concat_in_place import ConcatInPlace
+from tvm_ext.graph.concat_places import CONCAT_AXIS
 from tvm_ext.graph.steps import INPUT, steps
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick

@@ -27,7 +27,7 @@ In the order the pipeline runs them:
   fuse_multi_output  kernels that share their rows, as one with several results (name_fields: after
                  lowering, names for them)
   memory_order   calls in the order that keeps least alive
-  concat_in_place  kernels write where their results are concatenated
+  concat_in_place  kernels write where their results are concatenated (concat_places: which)
   plan_memory    after lowering: tensors take turns in a few blocks of memory
   steps          which call reads what of which other
   open_extent    what follows an extent that is not known

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS
+from tvm_ext.graph.concat_places import CONCAT_AXIS
 from tvm_ext.graph.grower import Grower
 from tvm_ext.graph.memory_order import fresh_bytes, type_bytes
 from tvm_ext.graph.merger import Explain, Predict

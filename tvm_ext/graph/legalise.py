@@ -20,7 +20,7 @@ import numpy as np
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS, cuts_vectors
+from tvm_ext.graph.concat_places import CONCAT_AXIS, cuts_vectors
 from tvm_ext.graph.layout_rules import RULES as LAYOUTS
 from tvm_ext.graph.layout_rules import elementwise
 from tvm_ext.graph.legalise_arg import ARGS

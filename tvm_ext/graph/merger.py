@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import inf, isfinite
 from typing import Any, ClassVar
 
-from tvm_ext.graph.concat_in_place import CONCAT_AXIS
+from tvm_ext.graph.concat_places import CONCAT_AXIS
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tir.read import uses_again

@@ -3,14 +3,20 @@
     QLinearConv(x, w, bias)   →   QuantizeLinear(Conv(DequantizeLinear(x), DequantizeLinear(w),
                                                       bias · scale of x · scale of w))
 
-So are ONNX's own two and those that ONNX Runtime's quantiser writes (`QuantFormat.QOperator`). In
-integers a sum is exact, here it is rounded to 24 bits: a result may be the next step of its scale.
+So are ONNX's own two and those that ONNX Runtime's quantiser writes (`QuantFormat.QOperator`), and
+those of integers that `quantize_dynamic` leaves:
+
+    Cast(ConvInteger(x, w, point of x), float)   →   Conv(Cast(x) - Cast(point of x), Cast(w))
+
+In integers a sum is exact, here it is rounded to 24 bits: a result may be the next step of its
+scale.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import onnx
@@ -47,6 +53,8 @@ FORMS: dict[tuple[str, str], Form] = {
     (MICROSOFT, "QLinearWhere"): Form("Where", 2, plain=1),
     (MICROSOFT, "QGemm"): Form("Gemm", 2, channels=1),
 }
+INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+"""Operators that sum products of integers up, and those of floats."""
 DROPPED: dict[str, tuple[str, Callable[[int], bool]]] = {
     "Softmax": ("opset", lambda opset: opset >= 13),  # of one axis
     "AveragePool": ("channels_last", operator.not_),
@@ -59,14 +67,38 @@ def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the operators of `FORMS` restated, in place; those inside branches and loops
     are left, and reported as what cannot be compiled."""
     nodes = list(model.graph.node)
-    if not any((node.domain, node.op_type) in FORMS for node in nodes):
+    if not any(_form(node) is not None for node in nodes):
         return model
+    ranks = {one.name: len(one.dims) for one in model.graph.initializer}
+    single = {one.name for one in model.graph.initializer if prod(one.dims) == 1}
+    read = _read_as_floats(nodes) - {one.name for one in model.graph.output}
+    single |= {node.output[2] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
     del model.graph.node[:]
     for node in nodes:
-        form = FORMS.get((node.domain, node.op_type))
-        restated = None if form is None else _Restated(node, form).nodes()
+        form = _form(node)
+        if form is not None and node.op_type in INTEGER:
+            restated = _Restated(node, form).of_integers(ranks, single, node.output[0] in read)
+        else:
+            restated = None if form is None else _Restated(node, form).nodes()
         model.graph.node.extend([node] if restated is None else restated)
     return model
+
+
+def _read_as_floats(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Tensors of which every reader makes floats first."""
+    floats: set[str] = set()
+    others: set[str] = set()
+    for node in nodes:
+        casts = any(one.name == "to" and one.i == TensorProto.FLOAT for one in node.attribute)
+        (floats if node.op_type == "Cast" and casts else others).update(node.input)
+    return floats - others
+
+
+def _form(node: onnx.NodeProto) -> Form | None:
+    """How an operator is written; None for those that are not restated."""
+    if node.op_type in INTEGER and node.domain in ("", "ai.onnx"):
+        return Form(INTEGER[node.op_type], 2)
+    return FORMS.get((node.domain, node.op_type))
 
 
 class _Restated:
@@ -101,6 +133,36 @@ class _Restated:
             return self._made
         value = self._add(form.op_type, given, attributes)
         self._add("QuantizeLinear", [value, *filter(None, result)], {}, node.output[0])
+        return self._made
+
+    def of_integers(
+        self, ranks: Mapping[str, int], single: Container[str], as_floats: bool
+    ) -> list[onnx.NodeProto] | None:
+        """What takes the place of a sum of products of integers; None where a zero point may be one
+        of several along another axis than the last.
+
+        ranks      of the tensors that are known
+        single     tensors of one element
+        as_floats  whether its readers make floats of it, and can have them at once
+        """
+        node = self._node
+        operands = []
+        for place, name in enumerate(node.input[:2]):
+            value = self._add("Cast", [name], {"to": TensorProto.FLOAT})
+            point = node.input[2 + place] if len(node.input) > 2 + place else ""
+            if point:
+                each = place == 1 and self._form.op_type == "MatMul" and ranks.get(point) == 1
+                if point not in single and not each:
+                    return None
+                point = self._add("Cast", [point], {"to": TensorProto.FLOAT})
+                value = self._add("Sub", [value, point], {})
+            operands.append(value)
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if as_floats:
+            self._add(self._form.op_type, operands, attributes, node.output[0])
+            return self._made
+        value = self._add(self._form.op_type, operands, attributes)
+        self._add("Cast", [value], {"to": TensorProto.INT32}, node.output[0])
         return self._made
 
     def _axis(self, attributes: Mapping[str, object]) -> int | None:

@@ -20,6 +20,7 @@ from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_a
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
+from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
 from tvm_ext.frontend.unroll import unroll
 
@@ -53,6 +54,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         tidy(copy)
 
     _materialise_constants(model.graph)
+    fold_quantised(model.graph)
     _drop_dropout(model.graph)
     for _ in range(ROUNDS):
         before = len(model.graph)
@@ -61,6 +63,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         _materialise_constants(model.graph)
+        fold_quantised(model.graph)
         known = len(model.graph) == before or not any(map(_computes_shape, model.graph))
         if known and not unrolled:
             break

@@ -1,0 +1,79 @@
+"""Quantised constants as the floats that they stand for.
+
+    Conv(x, DequantizeLinear(w of 8 bits, scale, point))   →   Conv(x, w)
+
+onnxscript leaves these as they are, to keep what a quantiser has written; a product would then have
+weights that nobody knows before a run. Weights that a model quantises itself (quantisation-aware
+training leaves them in floats) are rounded here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from tvm_ext.frontend.affine import add_initialiser, constant_of, int_of
+
+INTEGERS = frozenset(
+    getattr(ir.DataType, name)
+    for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
+)
+"""Types of quantised tensors."""
+
+
+def fold_quantised(graph: ir.Graph) -> None:
+    """Replace each `QuantizeLinear` and `DequantizeLinear` of constants by its result, in place."""
+    folded = {"QuantizeLinear": _quantised, "DequantizeLinear": _dequantised}
+    for node in list(graph):
+        if node.domain or node.op_type not in folded:
+            continue
+        array = folded[node.op_type](node)
+        if array is None:
+            continue
+        (old,) = node.outputs
+        new = add_initialiser(graph, f"{old.name}_known", array)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+
+
+def _dequantised(node: ir.Node) -> np.ndarray | None:
+    """(x - point) * scale"""
+    given = _operands(node)
+    if given is None or node.inputs[0] is None or node.inputs[0].dtype not in INTEGERS:
+        return None
+    x, scale, point = given
+    wide = x.astype(np.int64) - (0 if point is None else point.astype(np.int64))
+    return wide.astype(scale.dtype) * scale
+
+
+def _quantised(node: ir.Node) -> np.ndarray | None:
+    """round(x / scale) + point, within the type of the point"""
+    given = _operands(node)
+    if given is None or set(node.attributes) & {"output_dtype", "precision", "saturate"}:
+        return None
+    x, scale, point = given
+    dtype = np.dtype(np.uint8) if point is None else point.dtype
+    if dtype.kind not in "iu":
+        return None
+    limits = np.iinfo(dtype)
+    steps = np.rint(x / scale) + (0 if point is None else point.astype(np.int64))
+    return np.clip(steps, limits.min, limits.max).astype(dtype)
+
+
+def _operands(node: ir.Node) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """A tensor, its scales and its zero points, as they are broadcast to it; None if one of them is
+    not known."""
+    x, scale, point = (*map(constant_of, node.inputs), None)[:3]
+    has_point = len(node.inputs) > 2 and node.inputs[2] is not None
+    if x is None or scale is None or has_point != (point is not None):
+        return None
+    axis, block = int_of(node, "axis", 1), int_of(node, "block_size", 0)
+
+    def broadcast(array: np.ndarray) -> np.ndarray:
+        if array.size == 1:
+            return array.reshape(())
+        if block:
+            return np.repeat(array, block, axis).take(np.arange(x.shape[axis]), axis)
+        return array.reshape([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)])
+
+    return x, broadcast(scale), None if point is None else broadcast(point)

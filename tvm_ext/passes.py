@@ -50,7 +50,7 @@ from tvm_ext.graph.stitch import Stitch
 from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import pick, pick_strips
+from tvm_ext.picker import exchange_us, pick, pick_strips
 from tvm_ext.picker.traffic import cached_bytes, cold_us
 from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
@@ -183,16 +183,19 @@ def sliced_us(func: PrimFunc, hardware: HardwareModel, slices: int, rule: str = 
 
 
 def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:
-    """Predicted time of a PrimFunc by its best plan, infinite where there is none, or none of the
-    `rule` asked for: compares algorithms for one operator, and a kernel with those it replaces."""
+    """Predicted time of a PrimFunc by its best plan between other kernels, infinite where there is
+    none, or none of the `rule` asked for: compares algorithms for one operator, and a kernel with
+    those it replaces. What one core does alone it has to fetch from all."""
     if symbols(func) and cuts(func) is None:
         return inf
     prepared = prepare(func)
     picked = pick_strips if rule == STRIPS else pick
     found = picked(prepared.graph, hardware) if prepared else []
-    if not found or (rule and found[0].plan.rule != rule):
+    if prepared is None or not found or (rule and found[0].plan.rule != rule):
         return inf
-    return found[0].estimate.latency_us
+    best = found[0]
+    fetching_us = 0.0 if best.plan.parallel else exchange_us(prepared.graph, best.plan, hardware)
+    return best.estimate.latency_us + fetching_us
 
 
 def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, slices: int = 0) -> bool:

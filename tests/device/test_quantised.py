@@ -133,3 +133,62 @@ def test_a_model_that_rounds_is_judged_by_its_steps() -> None:
     )
     whole = helper.make_model(graph, opset_imports=made.opset_import, ir_version=9)
     assert check_model(tvm_ext.compile(whole), whole) is not None
+
+
+def summed(op_type: str, readers: list[onnx.NodeProto], shape: tuple[int, ...]) -> onnx.ModelProto:
+    """Sums of products of what is quantised within the model, as `quantize_dynamic` leaves them;
+    `readers` make `out` of the integers `sums`."""
+    weights = RNG.integers(0, 256, (6, 4, 3, 3) if len(shape) == 4 else (9, 6)).astype(np.uint8)
+    constants = [
+        numpy_helper.from_array(weights, "w"),
+        numpy_helper.from_array(np.uint8(120), "w_point"),
+    ]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "x_scale", "x_point"]),
+        helper.make_node(op_type, ["q", "w", "x_point", "w_point"], ["sums"], op_type),
+        *readers,
+    ]
+    kinds = {"Cast": TensorProto.FLOAT, "Identity": TensorProto.INT32}
+    outputs = [
+        helper.make_tensor_value_info(node.output[0], kinds[node.op_type], None) for node in readers
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, op_type, [given], outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+FLOATS = helper.make_node("Cast", ["sums"], ["out"], to=TensorProto.FLOAT)
+ITSELF = helper.make_node("Identity", ["sums"], ["same"])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shape"), [("ConvInteger", (1, 4, 7, 5)), ("MatMulInteger", (5, 9))]
+)
+@pytest.mark.parametrize("readers", [[FLOATS], [ITSELF], [FLOATS, ITSELF]], ids=["f", "i", "fi"])
+def test_sums_of_integers(
+    op_type: str, shape: tuple[int, ...], readers: list[onnx.NodeProto]
+) -> None:
+    """So few products that floats are exact."""
+    made = summed(op_type, readers, shape)
+    x = RNG.standard_normal(shape, dtype=np.float32)
+    expected = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    for found, wanted in zip(tvm_ext.compile(made)(x), expected, strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
+    kinds = [node.op_type for node in dequantised(made).graph.node]
+    assert op_type not in kinds
+    back = kinds.count("Cast") - 4 - (FLOATS in readers)  # of operands, of their points, the reader
+    assert back == (ITSELF in readers)
+
+
+def test_zero_points_of_rows_are_left_to_the_importer() -> None:
+    made = summed("MatMulInteger", [ITSELF], (5, 9))
+    points = np.arange(5, dtype=np.uint8)
+    made.graph.initializer.append(numpy_helper.from_array(points, "points"))
+    made.graph.node[1].input[0], made.graph.node[1].input[2] = "x", "points"
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    del made.graph.node[0]
+    weights = numpy_helper.to_array(made.graph.initializer[0]).astype(int)
+    x = RNG.integers(0, 256, (5, 9)).astype(np.uint8)
+    (found,) = tvm_ext.compile(made)(x)
+    np.testing.assert_array_equal(found, (x.astype(int) - points[:, np.newaxis]) @ (weights - 120))

@@ -138,8 +138,8 @@ class _Restated:
     def of_integers(
         self, ranks: Mapping[str, int], single: Container[str], as_floats: bool
     ) -> list[onnx.NodeProto] | None:
-        """What takes the place of a sum of products of integers; None where a zero point may be one
-        of several along another axis than the last.
+        """What takes the place of a sum of products of integers; None, it is left to the importer,
+        where a zero point may be one of several along another axis than the last.
 
         ranks      of the tensors that are known
         single     tensors of one element

@@ -63,6 +63,8 @@ EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
 SHARED_OUT = ("tile", "split")
 """Rules whose plans cut what cores share out in different ways."""
+IN_ORDER = ("flat", "rows")
+"""Rules whose plans go through memory once, on one core or on all."""
 TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0
@@ -301,6 +303,8 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
     share out the columns of what is summed over its rows. One core alone fetches it all.
     """
+    if plan.rule in IN_ORDER and not plan.parallel:
+        return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")

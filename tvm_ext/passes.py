@@ -48,6 +48,7 @@ from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
+from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import exchange_us, pick, pick_strips
@@ -92,6 +93,7 @@ __all__ = [
     "SplitPhases",
     "SplitReductions",
     "Stitch",
+    "Widen",
     "graph_passes",
     "lowering_passes",
     "pipeline",
@@ -119,7 +121,9 @@ def graph_passes(
     )
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
+    widened = [] if hardware.kind == "cuda" else [Widen()]
     return [
+        *widened,
         LowerEinsum(),
         LowerSplit(),
         *by_kind,

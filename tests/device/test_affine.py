@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx_models import make_model, value
 from simplify_case import NORM, RNG, check, norm, norm_constants, normal
+
+from tvm_ext.frontend.simplify import simplify
 
 pytest.importorskip("onnxruntime")
 
@@ -213,3 +216,20 @@ def test_an_operand_that_widens_one_channel_is_not_folded() -> None:
         {"w": normal(1, 3, 3, 3), "s": normal(6, 1, 1)},
     )
     check(model, {"Conv": 1, "Add": 1})
+
+
+def test_weights_of_16_bits_are_folded_in_32() -> None:
+    """Rounded again to 16 bits each would be off by as much as it is already."""
+    half = {name: array.astype(np.float16) for name, array in norm_constants(8).items()}
+    model = make_model(
+        [node("Conv", ["x", "w"], ["a"]), norm("a", "y")],
+        [value("x", 1, 6, 9, 9, dtype=TensorProto.FLOAT16)],
+        ["y"],
+        {"w": normal(8, 6, 3, 3).astype(np.float16), **half},
+    )
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    folded, _ = simplify(ir.from_proto(model))
+    assert [one.op_type for one in folded.graph] == ["Cast", "Conv", "Cast"]
+    weight = ir.convenience.get_const_tensor(folded.graph[1].inputs[1])
+    assert weight is not None
+    assert weight.dtype == ir.DataType.FLOAT

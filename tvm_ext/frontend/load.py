@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tvm_ext.errors import ModelError
+from tvm_ext.frontend.order import in_order
 from tvm_ext.frontend.weights import check_data, detach_weights, tensors
 
 STANDARD = ("", "ai.onnx")
@@ -33,17 +34,19 @@ def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPro
     """The model in `source`, complete (external data read) and valid.
 
     source  path of a binary .onnx file, external data beside it, or a `ModelProto`, which is
-            checked and returned as it is. There is no limit on the total size.
+            checked and returned as it is, or a copy with its nodes in order. There is no limit on
+            the total size.
 
     Raises ModelError: the path is missing, no file, unreadable, empty, truncated or not ONNX;
     external data is missing or short; the model is newer than the installed onnx, has no
     outputs, or fails onnx's checker.
     """
     if isinstance(source, onnx.ModelProto):
+        source = in_order(source)
         _check(source, "the model")
         return source
     path = Path(source)
-    model = _parse(path, _read(path))
+    model = in_order(_parse(path, _read(path)))
     for tensor in tensors(model):
         _read_external(path, tensor)
     _check(model, str(path))

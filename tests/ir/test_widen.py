@@ -1,4 +1,4 @@
-"""Arithmetic on numbers of 16 bits becomes arithmetic on 32, between the same inputs and results."""
+"""Arithmetic on 16 bits becomes arithmetic on 32, between the same inputs and results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_floats_stay_as_they_are() -> None:
     assert Widen()(mod).same_as(mod)
 
 
-def test_what_has_branches_stays_as_it_is() -> None:
+def test_what_is_called_by_name_stays_as_it_is() -> None:
     def build(builder: Any, x: Any) -> Any:
         return builder.emit(relax.op.call_pure_packed("f", x, ty_args=x.ty))
 

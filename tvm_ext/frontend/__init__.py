@@ -3,11 +3,13 @@
 Read `from_onnx.import_onnx` first: it is the whole way, one step a line.
 
 load        file or ModelProto -> complete, valid ModelProto; every bad file has its message
+node_order  nodes after what they read, where a tool has left them otherwise
 shapes      `--shape name=1,3,224,224` -> a static shape for every input
 weights     weights kept apart, so that no step copies or serialises them (models over 2 GB)
 quantised   QLinear* operators as those of floats, between dequantising and quantising
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
+            quantised_weights: those of 8 bits as the floats that they stand for
             unroll: recurrent layers step by step, as `recurrent` reads them
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers

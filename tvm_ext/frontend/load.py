@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tvm_ext.errors import ModelError
-from tvm_ext.frontend.order import in_order
+from tvm_ext.frontend.node_order import in_order
 from tvm_ext.frontend.weights import check_data, detach_weights, tensors
 
 STANDARD = ("", "ai.onnx")

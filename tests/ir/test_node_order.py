@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
 from tvm_ext.frontend.load import load_onnx
-from tvm_ext.frontend.order import in_order
+from tvm_ext.frontend.node_order import in_order
 
 EXP = helper.make_node("Exp", ["a"], ["b"])
 TANH = helper.make_node("Tanh", ["b"], ["y"])

@@ -88,6 +88,20 @@ def test_constants_are_what_onnx_makes_of_them(name: str) -> None:
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
+def test_biases_of_halves_are_multiplied_in_floats() -> None:
+    """As integers they are no number of 16 bits."""
+    values, scale = np.array([[9_000_000, -70_001]], np.int32), np.float16(1 / 1024)
+    nodes = [helper.make_node("DequantizeLinear", ["b", "scale"], ["y"])]
+    constants = [numpy_helper.from_array(values, "b"), numpy_helper.from_array(scale, "scale")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, (1, 2))]
+    graph = helper.make_graph(nodes, "biases", [], outputs, constants)
+    read = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+    fold_quantised(read.graph)
+    found = ir.convenience.get_const_tensor(read.graph.outputs[0])
+    assert found is not None
+    np.testing.assert_array_equal(found.numpy(), (values / 1024).astype(np.float16))
+
+
 def test_what_is_not_known_stays() -> None:
     made = model(*CASES["one_scale"])
     del made.graph.initializer[1]

@@ -43,7 +43,8 @@ def _dequantised(node: ir.Node) -> np.ndarray | None:
         return None
     x, scale, point = given
     wide = x.astype(np.int64) - (0 if point is None else point.astype(np.int64))
-    return wide.astype(scale.dtype) * scale
+    floats = np.result_type(scale.dtype, np.float32)  # a bias is more than 16 bits hold
+    return (wide.astype(floats) * scale.astype(floats)).astype(scale.dtype)
 
 
 def _quantised(node: ir.Node) -> np.ndarray | None:

@@ -67,6 +67,9 @@ def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the operators of `FORMS` restated, in place; those inside branches and loops
     are left, and reported as what cannot be compiled."""
     nodes = list(model.graph.node)
+    for node in nodes:
+        if node.domain == MICROSOFT and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.domain = ""  # written so for types that ONNX's own took later; they do the same
     if not any(_form(node) is not None for node in nodes):
         return model
     ranks = {one.name: len(one.dims) for one in model.graph.initializer}

@@ -80,8 +80,9 @@ def check_model(
         return None
     errors = _distances(compiled(feed), expected)
     spreads = [0.0] * len(errors)
-    least = BOUND if all(error <= BOUND for error in errors) else _least_bound(model)
-    if engine == "ONNX Runtime" and not all(error <= BOUND for error in errors):
+    close = all(error <= BOUND for error in errors)
+    least = BOUND if close else _least_bound(model)
+    if engine == "ONNX Runtime" and not close:
         nudged = {name: _nudged(array, seed) for name, array in feed.items()}
         for again in (_onnxruntime(model, feed, rewrites=True), _onnxruntime(model, nudged)):
             if again is not None:

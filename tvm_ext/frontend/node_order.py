@@ -7,47 +7,30 @@ its end (`convert_float_to_float16` all its casts).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 
 
 def in_order(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model itself if its nodes are in order, or cannot be; else a copy of it."""
-    order = _order(model.graph)
-    if order == sorted(order) or len(order) < len(model.graph.node):
+    nodes = model.graph.node
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    sources = {
+        place: {makers[name] for name in _read(node) if name in makers}
+        for place, node in enumerate(nodes)
+    }
+    if all(source < place for place, before in sources.items() for source in before):
+        return model
+    try:
+        order = [*TopologicalSorter(sources).static_order()]
+    except CycleError:
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    nodes = [copy.graph.node[place] for place in order]
-    ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del copy.graph.node[:]
-    copy.graph.node.extend(ordered)
+    copy.graph.node.extend(nodes[place] for place in order)
     return copy
-
-
-def _order(graph: onnx.GraphProto) -> list[int]:
-    """The places of the nodes, of those that could come next always the first; those that wait for
-    each other are left out."""
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    readers: dict[int, list[int]] = {}
-    missing = []
-    for place, node in enumerate(graph.node):
-        sources = {makers[name] for name in _read(node) if name in makers}
-        missing.append(len(sources))
-        for source in sources:
-            readers.setdefault(source, []).append(place)
-    ready = [place for place, count in enumerate(missing) if not count]
-    heapify(ready)
-    found = []
-    while ready:
-        place = heappop(ready)
-        found.append(place)
-        for reader in readers.get(place, ()):
-            missing[reader] -= 1
-            if not missing[reader]:
-                heappush(ready, reader)
-    return found
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Relax passes, one a file, each a frozen dataclass whose fields are its options.
 
 In the order the pipeline runs them:
+  widen          numbers of 16 bits are computed with as numbers of 32 (not on GPUs)
   lower_einsum   einsums to matrix products; lower_split: splits to slices; lower_scan: cumulative
                  sums on GPUs
   normalise      dataflow blocks, inference operators, no dead code

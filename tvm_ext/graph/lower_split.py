@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,19 @@ def part_of(value: Any) -> Part | None:
     return Part(whole, axis, begin, begin + after[axis])
 
 
+def parts_of(value: Any) -> list[Part]:
+    """The parts that a split of static shape makes; none for any other expression."""
+    if op_name(value) != "relax.split":
+        return []
+    whole = value.args[0]
+    shape, shapes = static_extents(whole.ty), [static_extents(one) for one in value.ty.fields]
+    if not shape or None in shapes:
+        return []
+    axis = int(value.attrs.axis) % len(shape)
+    ends = [0, *accumulate((one or ())[axis] for one in shapes)]
+    return [Part(whole, axis, begin, end) for begin, end in pairwise(ends)]
+
+
 def _numbers(expr: Any) -> list[int] | None:
     fields = getattr(expr, "fields", ())
     known = all(isinstance(field, tirx.IntImm) for field in fields)
@@ -119,16 +133,11 @@ class _Rewriter(relax.PyExprMutator):
 
     def _apart(self, call: Any) -> Any:
         """split(x)  →  the tuple of its parts as slices"""
-        whole = call.args[0]
-        shape, parts = static_extents(whole.ty), [static_extents(one) for one in call.ty.fields]
-        if not shape or None in parts:
-            return call
-        axis, begin, slices = int(call.attrs.axis) % len(shape), 0, []
-        for part in parts:
-            end = begin + (part or ())[axis]
-            slices.append(self.builder_.emit(relax.op.strided_slice(whole, [axis], [begin], [end])))
-            begin = end
-        return relax.Tuple(slices)
+        slices = [
+            self.builder_.emit(relax.op.strided_slice(whole, [axis], [begin], [end]))
+            for whole, axis, begin, end in parts_of(call)
+        ]
+        return relax.Tuple(slices) if slices else call
 
     def _gathered(self, call: Any) -> Any:
         """take(x, neighbours)  →  the slice from the first to the last of them"""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext.graph.lower_split import MOST_PARTS, Part, part_of
+from tvm_ext.graph.lower_split import MOST_PARTS, Part, part_of, parts_of
 from tvm_ext.graph.plan_memory import ALIGNED
 from tvm_ext.tvm_api import (
     IRModule,
@@ -84,16 +84,9 @@ class _Viewer(relax.PyExprMutator):
 
     def visit_tuple_getitem_(self, item: Any) -> Any:
         item = self.visit_expr_post_order(item)
-        split = bound(self, item.tuple_value)
-        shapes = [static_extents(part) for part in getattr(split.ty, "fields", ())]
-        if op_name(split) != "relax.split" or len(shapes) <= self._most or None in shapes:
-            return item
-        axis = int(split.attrs.axis) % len(shapes[0] or ())
-        ends = [0]
-        for shape in shapes:
-            ends.append(ends[-1] + (shape or ())[axis])
-        part = Part(split.args[0], axis, *ends[item.index : item.index + 2])
-        return self._viewed(item, part if self._inside else None)
+        parts = parts_of(bound(self, item.tuple_value))
+        many = len(parts) > self._most and self._inside
+        return self._viewed(item, parts[item.index] if many else None)
 
     def _taken(self, call: Any) -> Part | None:
         """The place of a gather of one."""

@@ -23,6 +23,7 @@ LEVELS = {
         "flags",
         "shield",
         "tvm_api",
+        "tvm_dots",
         "tvm_indices",
         "tvm_lowering",
         "tvm_steal",

@@ -36,6 +36,7 @@ from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.merger import Explain
+from tvm_ext.graph.multiply_bytes import MultiplyBytes
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.read_planes import ReadPlanes
@@ -81,6 +82,7 @@ __all__ = [
     "LowerSplit",
     "LowerTopK",
     "MemoryOrder",
+    "MultiplyBytes",
     "Normalise",
     "Plan",
     "PlanMemory",
@@ -143,6 +145,7 @@ def graph_passes(
         ReadPlanes(),
         Normalise(),
         *in_parts,
+        MultiplyBytes(hardware),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

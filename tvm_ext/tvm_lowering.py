@@ -16,6 +16,7 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
+from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_steal import steal_tasks
 
@@ -154,7 +155,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         return tvm.transform.Sequential(
-            [plain_indices, steal_tasks, place_buffers, finalize_host()]
+            [fuse_dots, plain_indices, steal_tasks, place_buffers, finalize_host()]
         )
 
     return run, host, finalize_device

@@ -95,7 +95,7 @@ def test_operators_are_those_of_floats(domain: str, name: str) -> None:
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
-    assert (found != expected).mean() <= 0.05, "a step is off where a sum is half way"
+    assert (found != expected).mean() <= 0.1, "a step is off where a sum is half way"
 
 
 @pytest.mark.parametrize(("opset", "same"), [(18, True), (13, True), (12, False)])

@@ -8,7 +8,8 @@ cropped by the last stage, which the epilogue absorbs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -93,18 +94,26 @@ def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.nd
 
 
 def conv(
-    x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int, *, planes: bool = False
+    x: Tensor,
+    weight: Tensor,
+    geometry: ConvGeometry,
+    lanes: int,
+    *,
+    planes: bool = False,
+    product: Callable[[Any, Any], Any] = operator.mul,
+    outside: Any = None,
 ) -> Tensor:
     """The convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups]).
 
     `weight` is packed by `pack_weight`; the result is [n, out.., O], ragged groups side by side.
-    With `planes` x is [n, C, spatial..], for one group only.
+    With `planes` x is [n, C, spatial..], for one group only. `product` is that of two elements of
+    whole channels, and `outside` what lies around x, by default zero.
     """
     rank = len(geometry.kernel)
     first = 2 if planes else 1
     out = geometry.out_size([int(size) for size in x.shape[first : rank + first]])
     grouped = geometry.groups > 1 and not geometry.depthwise
-    x = padded_data(x, geometry, first)
+    x = padded_data(x, geometry, first, outside)
     taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(geometry.kernel)]
 
     if geometry.depthwise:
@@ -134,7 +143,7 @@ def conv(
             element = x(n, channel, *geometry.position(place, taps))
         else:
             element = x(n, *geometry.position(place, taps), *group, channel)
-        weighted = element * weight(o // block, *taps, channel, o % block)
+        weighted = product(element, weight(o // block, *taps, channel, o % block))
         return te.sum(weighted, axis=[*taps, channel])
 
     channels = padded(geometry.out_channels, block)
@@ -168,11 +177,12 @@ def conv_planes(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     return te.compute((x.shape[0], geometry.out_channels, *out), dense, name="conv")
 
 
-def padded_data(x: Tensor, geometry: ConvGeometry, first: int) -> Tensor:
-    """The data with the padding of its spatial axes, of which `first` is the first."""
+def padded_data(x: Tensor, geometry: ConvGeometry, first: int, outside: Any = None) -> Tensor:
+    """The data with the padding of its spatial axes, of which `first` is the first: zeros, or what
+    is `outside`."""
     if not any((*geometry.pad_before, *geometry.pad_after)):
         return x
     flat, behind = (0,) * first, (0,) * (len(x.shape) - len(geometry.kernel) - first)
     before = (*flat, *geometry.pad_before, *behind)
     after = (*flat, *geometry.pad_after, *behind)
-    return topi.nn.pad(x, before, after, name="pad")
+    return topi.nn.pad(x, before, after, 0.0 if outside is None else outside, name="pad")

@@ -5,6 +5,8 @@ y[.., i, j] = sum over k of x[.., i, k] * w[j / B, k, j % B]
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,14 +34,19 @@ def crop(x: Tensor, columns: int) -> Tensor:
     return te.compute((*x.shape[:-1], columns), lambda *at: x[at], name="crop")
 
 
-def dense(x: Tensor, weight: Tensor, columns: int) -> Tensor:
-    """x [.., K] times the packed matrix, [.., columns]."""
+def dense(
+    x: Tensor,
+    weight: Tensor,
+    columns: int,
+    product: Callable[[Any, Any], Any] = operator.mul,
+) -> Tensor:
+    """x [.., K] times the packed matrix, [.., columns]; `product` is that of two elements."""
     blocks, inner, block = (int(extent) for extent in weight.shape)
     k = te.reduce_axis((0, inner), name="k")
 
     def body(*at: Any) -> Any:
         *rows, j = at
-        return te.sum(x(*rows, k) * weight[j // block, k, j % block], axis=k)
+        return te.sum(product(x(*rows, k), weight[j // block, k, j % block]), axis=k)
 
     return crop(te.compute((*x.shape[:-1], blocks * block), body, name="dense"), columns)
 

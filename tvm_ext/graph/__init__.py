@@ -17,6 +17,7 @@ In the order the pipeline runs them:
   read_planes    convolutions of few channels take planes as they are
   split_reductions  columns in parts, where rows of the same tensor are reduced too
   slice_in_place  steps of a sequence that is taken apart are read where they lie
+  multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once

@@ -36,6 +36,7 @@ from tvm_ext.graph.legalise_norm import (
     known_extents,
     static_shape,
 )
+from tvm_ext.graph.legalise_quantised import QUANTISED
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import Programs
 from tvm_ext.hardware.model import HardwareModel
@@ -254,6 +255,7 @@ RULES: dict[str, Rule] = {
     "relax.matmul": legalise_matmul,
     **NORMS,
     **ARGS,
+    **QUANTISED,
     **dict.fromkeys(("relax.sum", "relax.mean", "relax.max", "relax.min"), legalise_reduction),
 }
 MATHS: dict[str, Rule] = {

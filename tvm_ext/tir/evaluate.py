@@ -99,13 +99,18 @@ def _divide(a: Array, b: Array) -> Array:
     return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
-def _round_half_away(a: Array) -> Array:
-    return np.trunc(a + np.copysign(0.5, a))
-
-
 def _popcount(a: Array) -> Array:
     octets = np.array(a)[..., np.newaxis].view(np.uint8)
     return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=np.asarray(a).dtype)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """Of four bytes each, those of `a` without a sign (`tvm_dots`)."""
+    unsigned, signed = (
+        np.ascontiguousarray(one).astype(np.int32)[..., np.newaxis].view(octet)
+        for one, octet in ((a, np.uint8), (b, np.int8))
+    )
+    return (unsigned.astype(np.int32) * signed).sum(axis=-1, dtype=np.int32)
 
 
 def _cast(node: Node) -> Callable[[Array], Array]:
@@ -139,9 +144,9 @@ _EXACT: dict[str, Callable[..., Array]] = {
     "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
     "bitwise_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,
     "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
-    "round": _round_half_away, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
+    "round": np.rint, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
-    "popcount": _popcount, "likely": np.asarray,
+    "popcount": _popcount, "dot": _dot, "likely": np.asarray,
 }  # fmt: skip
 _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
     "Div": (_divide, 2.0), "sqrt": (np.sqrt, 2.0), "rsqrt": (lambda a: 1.0 / np.sqrt(a), 4.0),

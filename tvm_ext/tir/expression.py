@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_ext.tvm_api import Call, TensorLoad, tirx
+from tvm_ext.tvm_dots import is_dot, operands
 
 
 class NotUnderstoodError(Exception):
@@ -115,6 +116,8 @@ class ExpressionReader:
 
 
 def _operation(expr: Any) -> tuple[str, Sequence[Any]]:
+    if is_dot(expr):
+        return "dot", operands(expr)
     if isinstance(expr, Call):
         return str(getattr(expr.op, "name", "?")).rpartition(".")[2], expr.args
     name = type(expr).__name__

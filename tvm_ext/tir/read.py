@@ -24,8 +24,11 @@ from tvm_ext.tvm_api import (
     tirx,
     variables,
 )
+from tvm_ext.tvm_dots import is_dot
 
 _SPECIAL_FLOPS = 10.0
+_DOT_FLOPS = 2.0
+"""Of four bytes: with the sum it is added to it is one instruction, as a multiply-add is."""
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 
 
@@ -94,6 +97,8 @@ def flops(expr: Any) -> float:
 
     def call(node: Any) -> None:
         nonlocal total
+        if is_dot(node):
+            total += _DOT_FLOPS
         if _is_float(node) and not getattr(node.op, "name", "").endswith("if_then_else"):
             total += _SPECIAL_FLOPS
 

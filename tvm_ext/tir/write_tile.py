@@ -183,7 +183,7 @@ def register_epilogue(
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     extent = int(schedule.get(loops[-1]).extent)
-    if lanes > 1 and extent % lanes == 0:
+    if lanes > 1:
         *rest, last = loops
         waits = node is not None and node.flops_per_point >= COSTLY_FLOPS and steps < MANY_STEPS
         width = interleaved(extent, lanes) if waits else lanes

@@ -1,0 +1,107 @@
+"""Products of bytes on this machine, beside numpy; without the instruction they are of floats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+
+RANDOM = np.random.default_rng(11)
+
+
+def compiled(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    given: tuple[int, ...],
+    result: int,
+    path: Path,
+) -> tvm_ext.Compiled:
+    """The model of these nodes, from `x` to `y`."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, given)],
+        [helper.make_tensor_value_info("y", result, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path / "m.onnx")
+    return tvm_ext.compile(path / "m.onnx")
+
+
+def quantised(x: np.ndarray, scale: float, point: int, dtype: str) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return np.clip(np.rint(x / np.float32(scale)) + point, limits.min, limits.max).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [(1, 4, 1), (7, 5, 13), (3, 64, 33), (13, 130, 48), (97, 256, 100), (128, 768, 17)],
+)
+def test_products_of_integers_are_exact(
+    rows: int, inner: int, columns: int, tmp_path: Path
+) -> None:
+    weight = RANDOM.integers(-128, 128, (inner, columns)).astype(np.int8)
+    x = RANDOM.normal(size=(rows, inner)).astype(np.float32)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "point"]),
+        helper.make_node("MatMulInteger", ["q", "w", "point"], ["y"]),
+    ]
+    model = compiled(nodes, {"w": weight}, x.shape, TensorProto.INT32, tmp_path)
+    least, most = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    scale = np.float32((most - least) / np.float32(255))
+    point = int(np.clip(np.rint(-least / scale), 0, 255))
+    expected = (quantised(x, scale, point, "uint8") - point) @ weight.astype(np.int64)
+    (y,) = model(x)
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "kernel", "stride", "point", "dtype"),
+    [
+        (3, 8, 17, 3, 2, 0, "uint8"),
+        (3, 33, 12, 7, 1, 121, "uint8"),
+        (1, 5, 9, 3, 1, -17, "int8"),
+        (16, 24, 13, 3, 1, 0, "uint8"),
+        (16, 24, 13, 3, 1, -128, "int8"),
+        (20, 7, 8, 3, 1, 77, "uint8"),
+        (13, 31, 7, 1, 1, -5, "int8"),
+        (32, 64, 14, 1, 2, 130, "uint8"),
+    ],
+)
+def test_convolutions(
+    channels: int, outputs: int, size: int, kernel: int, stride: int, point: int, dtype: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """With points that are no zeros around the image, and scales of each channel."""
+    weight = RANDOM.integers(-127, 128, (outputs, channels, kernel, kernel)).astype(np.int8)
+    steps = RANDOM.uniform(1e-3, 1e-1, outputs).astype(np.float32)
+    x = RANDOM.normal(size=(1, channels, size, size)).astype(np.float32)
+    scale, pad = np.float32(0.02), kernel // 2
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "p"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "p"], ["f"]),
+        helper.make_node("DequantizeLinear", ["w", "steps", "zeros"], ["weight"], axis=0),
+        helper.make_node("Conv", ["f", "weight"], ["y"], strides=[stride] * 2, pads=[pad] * 4),
+    ]
+    constants = {
+        "s": scale,
+        "p": np.array(point, dtype),
+        "w": weight,
+        "steps": steps,
+        "zeros": np.zeros(outputs, np.int8),
+    }
+    model = compiled(nodes, constants, x.shape, TensorProto.FLOAT, tmp_path)
+    integers = quantised(x, scale, point, dtype) - point
+    padded = np.pad(integers, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))
+    windows = windows[:, :, ::stride, ::stride]
+    sums = np.einsum("ncpqhw,ochw->nopq", windows, weight.astype(np.int64))
+    expected = sums * (steps * scale)[None, :, None, None]
+    (y,) = model(x)
+    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max())

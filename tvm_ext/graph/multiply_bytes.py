@@ -1,0 +1,242 @@
+"""`MultiplyBytes`: products and convolutions of quantised tensors by constants, in bytes.
+
+    matmul(astype(x, float32) - point, W)       →  call_tir(dense_bytes, x as int32, w packed, …)
+    conv2d(dequantize(x, scale, point), W)      →  call_tir(conv_bytes, x as int32, w packed, …)
+                                                     * (scale * step)
+
+where x is a tensor of bytes and the elements of W are integers of eight bits times a step, which
+may be another one in each column: what `quantised.dequantised` makes of operators of integers, and
+quantised weights when they are folded. Signed bytes that are quantised here are so without a sign:
+
+    quantize(x, scale, -3, int8)                →  quantize(x, scale, 125, uint8)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_ext.compute.byte_products import conv_bytes, dense_bytes, in_fours, planes_in_fours
+from tvm_ext.compute.conv import pack_weight
+from tvm_ext.compute.dense import pack_matrix
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tvm_api import (
+    IRModule,
+    bound,
+    constant,
+    constant_array,
+    op_name,
+    relax,
+    rewritten,
+    static_extents,
+    tvm,
+)
+from tvm_ext.tvm_dots import BYTES, ISA
+
+SIGN = 128
+"""Between a byte without a sign and the signed one."""
+LARGEST = 127
+"""Integer in a column of quantised weights."""
+SAMPLE = 64
+"""Elements of each column that are looked at to tell its step."""
+ROUNDED = 8.0
+"""Roundings of an integer times its step, and of what a row was scaled by later."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="MultiplyBytes")
+@dataclass(frozen=True)
+class MultiplyBytes:
+    """Rewrites such products where the machine has an instruction for dot products of bytes."""
+
+    hardware: HardwareModel
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module before `Legalise`."""
+        if not ISA & set(self.hardware.isa):
+            return mod
+        changed = rewritten(mod, _Rewriter(mod, self.hardware.lanes(4)))
+        return relax.transform.DeadCodeElimination()(changed)
+
+
+class _Bytes(NamedTuple):
+    """A tensor of floats as (given - point) * scale."""
+
+    given: Any
+    shape: tuple[int, ...]
+    point: Any
+    scale: float
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: IRModule, lanes: int) -> None:
+        super().__init__(mod)
+        self._lanes = lanes
+        self._unsigned: dict[Any, Any] = {}
+        """Signed tensors that are quantised here, and the same without a sign."""
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        super().visit_var_binding_(binding)
+        made = self.lookup_binding(binding.var)
+        if op_name(made) == "relax.quantize" and str(binding.var.ty.dtype.dtype) == "int8":
+            x, scale, point = made.args
+            moved = _moved(point)
+            if moved is not None:
+                axis = int(made.attrs.axis)
+                same = relax.op.quantize(x, scale, moved, axis=axis, out_dtype="uint8")
+                self._unsigned[binding.var] = self.builder_.emit(same)
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        name = op_name(call)
+        if name == "relax.dequantize" and call.args[0] in self._unsigned:
+            moved = _moved(call.args[2])
+            if moved is not None:
+                given, axis = self._unsigned[call.args[0]], int(call.attrs.axis)
+                return relax.op.dequantize(given, call.args[1], moved, axis=axis)
+        if name == "relax.matmul":
+            return self._product(call)
+        return self._convolution(call) if name in CONVOLUTIONS else call
+
+    def _product(self, call: Any) -> Any:
+        weight, data = constant_array(call.args[1]), self._bytes(call.args[0])
+        if data is None or weight is None or weight.ndim != 2:
+            return call
+        stepped = steps_of(weight.T)
+        if stepped is None:
+            return call
+        packed = pack_matrix(in_fours(stepped[0]).T, self._lanes)
+        fours = self._in_fours(data)
+        return self._called(dense_bytes, data, fours, packed, stepped, "dense_bytes")
+
+    def _convolution(self, call: Any) -> Any:
+        attrs, name = call.attrs, op_name(call)
+        layout, kernel, planes = CONVOLUTIONS[name]
+        weight, data = constant_array(call.args[1]), self._bytes(call.args[0])
+        given = str(attrs.data_layout)
+        if data is None or weight is None or str(attrs.kernel_layout) != kernel:
+            return call
+        if str(attrs.out_layout) not in ((layout,) if given == planes else ("", layout)):
+            return call
+        channels = weight.shape[-1]
+        if given not in (layout, planes) or (given == planes and channels > BYTES):
+            return call
+        stepped = steps_of(weight) if int(attrs.groups) == 1 else None
+        if stepped is None:
+            return call
+        filters = in_fours(stepped[0])
+        geometry = geometry_of(attrs, filters.shape[1:-1], filters.shape[-1], len(filters))
+
+        def body(x: Any, weight: Any, sums: Any, point: Any) -> Any:
+            return conv_bytes(x, weight, sums, point, geometry, self._lanes)
+
+        fours = self._in_fours(data, given == planes)
+        packed = pack_weight(filters, geometry, self._lanes)
+        return self._called(body, data, fours, packed, stepped, name.rpartition(".")[2] + "_bytes")
+
+    def _called(
+        self,
+        body: Any,
+        data: _Bytes,
+        fours: Any,
+        packed: np.ndarray,
+        stepped: tuple[np.ndarray, np.ndarray],
+        name: str,
+    ) -> Any:
+        """The kernel's result, times the steps of both sides."""
+        integers, steps = stepped
+        sums = integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
+        made = self.builder_.call_te(
+            body,
+            fours,
+            constant(packed),
+            constant(sums),
+            data.point,
+            primfunc_name_hint=name,
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+        factors = (steps * data.scale).astype(np.float32)
+        if (factors == 1.0).all():
+            return made
+        return relax.op.multiply(self.builder_.emit(made), constant(factors))
+
+    def _in_fours(self, data: _Bytes, planes: bool = False) -> Any:
+        """A tensor of bytes with four of its channels in an int32 each."""
+        given, shape = data.given, data.shape
+        if planes:
+            return self.builder_.emit_te(planes_in_fours, given, primfunc_name_hint="fours")
+        missing = -shape[-1] % BYTES
+        if missing:
+            after = [0] * (2 * len(shape) - 1) + [missing]
+            given = self.builder_.emit(relax.op.nn.pad(given, after))
+        fours = relax.ShapeExpr([*shape[:-1], (shape[-1] + missing) // BYTES])
+        return self.builder_.emit(relax.op.memory.view(given, fours, "int32"))
+
+    def _bytes(self, data: Any) -> _Bytes | None:
+        """What bytes some data is; None if it is made of no such tensor."""
+        made, point, scale = bound(self, data), 0, 1.0
+        if op_name(made) == "relax.dequantize":
+            known = [constant_array(one) for one in made.args[1:]]
+            if any(one is None or one.size != 1 for one in known):
+                return None
+            scale, point = known[0].item(), int(known[1].item())
+        elif op_name(made) == "relax.subtract" and _is_number(made.args[1]):
+            made, point = bound(self, made.args[0]), made.args[1]
+        if op_name(made) not in ("relax.astype", "relax.dequantize"):
+            return None
+        given = made.args[0]
+        if not isinstance(given, relax.Var) or str(given.ty.dtype.dtype) != "uint8":
+            return None
+        shape = static_extents(given.ty)
+        return _Bytes(given, shape, point, scale) if shape else None
+
+
+def steps_of(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Weights [O, ..] as integers of eight bits, int8 [O, ..], times the steps of each row, [O];
+    None where they are none, but for rounding.
+
+    What is integers already has steps of 1. Else a row's largest element is some integer times its
+    step: the largest step that makes integers of a few others is tried on all.
+    """
+    rows = weight.reshape(len(weight), -1).astype(np.float64)
+    largest = np.abs(rows).max(axis=1)
+    known = largest.max() <= SIGN and np.array_equal(rows, np.rint(rows))
+    steps = np.where((largest == 0) | known, 1.0, 0.0)
+    some = rows[:, :: max(1, rows.shape[1] // SAMPLE)]
+    for most in range(1, SIGN + 1):
+        left = steps == 0
+        if not left.any():
+            break
+        step = largest[left] / most
+        fits = _whole(some[left] / step[:, np.newaxis]).all(axis=1)
+        steps[left] = np.where(fits, step, 0.0)
+    if not steps.all():
+        return None
+    multiples = rows / steps[:, np.newaxis]
+    integers = np.rint(multiples)
+    if not _whole(multiples).all() or integers.max() > LARGEST or integers.min() < -SIGN:
+        return None
+    return integers.astype(np.int8).reshape(weight.shape), steps
+
+
+def _whole(multiples: np.ndarray) -> np.ndarray:
+    """Whether they are integers, but for what was rounded when they were multiplied."""
+    most = ROUNDED * np.finfo(np.float32).eps / 2 * np.abs(multiples)
+    return np.abs(multiples - np.rint(multiples)) <= most
+
+
+def _moved(point: Any) -> Any:
+    """The zero point without its sign; None if it is not one known number."""
+    array = constant_array(point)
+    if array is None or array.size != 1 or array.dtype != np.int8:
+        return None
+    return relax.const(array.item() + SIGN, "uint8")
+
+
+def _is_number(expr: Any) -> bool:
+    extents = static_extents(expr.ty)
+    return extents is not None and prod(extents) == 1

@@ -61,6 +61,24 @@ def test_products_of_integers_are_exact(
     np.testing.assert_array_equal(y, expected)
 
 
+def test_weights_without_a_sign(tmp_path: Path) -> None:
+    """What their zero point leaves no eight bits hold: the rest is times the sum of each row."""
+    weight = RANDOM.integers(0, 256, (60, 33)).astype(np.uint8)
+    x = RANDOM.normal(size=(19, 60)).astype(np.float32)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "point"]),
+        helper.make_node("MatMulInteger", ["q", "w", "point", "w_point"], ["y"]),
+    ]
+    constants = {"w": weight, "w_point": np.array(100, np.uint8)}
+    model = compiled(nodes, constants, x.shape, TensorProto.INT32, tmp_path)
+    least, most = x.min(), x.max()
+    scale = np.float32((most - least) / np.float32(255))
+    point = int(np.clip(np.rint(-least / scale), 0, 255))
+    expected = (quantised(x, scale, point, "uint8") - point) @ (weight.astype(np.int64) - 100)
+    (y,) = model(x)
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.mark.parametrize(
     ("channels", "outputs", "size", "kernel", "stride", "point", "dtype"),
     [
@@ -74,12 +92,15 @@ def test_products_of_integers_are_exact(
         (32, 64, 14, 1, 2, 130, "uint8"),
     ],
 )
+@pytest.mark.parametrize("weight_point", [0, 37], ids=["signed", "without_sign"])
 def test_convolutions(
     channels: int, outputs: int, size: int, kernel: int, stride: int, point: int, dtype: str,
-    tmp_path: Path,
+    weight_point: int, tmp_path: Path,
 ) -> None:  # fmt: skip
     """With points that are no zeros around the image, and scales of each channel."""
     weight = RANDOM.integers(-127, 128, (outputs, channels, kernel, kernel)).astype(np.int8)
+    if weight_point:
+        weight = RANDOM.integers(0, 256, weight.shape).astype(np.uint8)
     steps = RANDOM.uniform(1e-3, 1e-1, outputs).astype(np.float32)
     x = RANDOM.normal(size=(1, channels, size, size)).astype(np.float32)
     scale, pad = np.float32(0.02), kernel // 2
@@ -94,14 +115,14 @@ def test_convolutions(
         "p": np.array(point, dtype),
         "w": weight,
         "steps": steps,
-        "zeros": np.zeros(outputs, np.int8),
+        "zeros": np.full(outputs, weight_point, weight.dtype),
     }
     model = compiled(nodes, constants, x.shape, TensorProto.FLOAT, tmp_path)
     integers = quantised(x, scale, point, dtype) - point
     padded = np.pad(integers, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))
     windows = windows[:, :, ::stride, ::stride]
-    sums = np.einsum("ncpqhw,ochw->nopq", windows, weight.astype(np.int64))
+    sums = np.einsum("ncpqhw,ochw->nopq", windows, weight.astype(np.int64) - weight_point)
     expected = sums * (steps * scale)[None, :, None, None]
     (y,) = model(x)
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max())

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tvm_ext.graph.multiply_bytes import MultiplyBytes, steps_of
+from tvm_ext.graph.multiply_bytes import MultiplyBytes
+from tvm_ext.graph.weight_steps import steps_of
 from tvm_ext.hardware import get
 from tvm_ext.tvm_api import IRModule, constant, constant_array, op_name, relax, structural_walk
 from tvm_ext.tvm_dots import ISA
@@ -145,18 +146,29 @@ def test_what_is_quantised_here_has_no_sign() -> None:
 def test_steps_are_told_from_weights() -> None:
     stepped = steps_of(WEIGHT.T)
     assert stepped is not None
-    integers, steps = stepped
+    integers, steps, middles = stepped
     assert integers.dtype == np.int8
+    assert not middles.any()
     np.testing.assert_allclose(integers.T * steps, WEIGHT, rtol=1e-6)
+
+
+def test_weights_that_had_no_sign_have_middles() -> None:
+    weight = (RANDOM.integers(0, 256, (4, 90)) - 9) * 0.25
+    weight[:, :2] = (-9 * 0.25, 246 * 0.25)
+    stepped = steps_of(weight.astype(np.float32))
+    assert stepped is not None
+    integers, steps, middles = stepped
+    assert (middles == 119).all()
+    np.testing.assert_array_equal((integers + middles[:, None]) * steps[:, None], weight)
 
 
 def test_a_row_of_zeros_has_a_step() -> None:
     stepped = steps_of(np.zeros((2, 8), np.float32))
     assert stepped is not None
-    assert not stepped[0].any()
+    assert not stepped.integers.any()
 
 
-@pytest.mark.parametrize("largest", [129.0, 1e30])
+@pytest.mark.parametrize("largest", [257.0, 1e30, np.inf, np.nan])
 def test_what_eight_bits_do_not_hold_has_none(largest: float) -> None:
     row = np.array([[largest, 1.0, 2.0, 3.0]], np.float32)
     assert steps_of(row) is None

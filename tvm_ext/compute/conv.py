@@ -120,7 +120,9 @@ def conv(
 
         def depthwise(n: Any, *at: Any) -> Any:
             *place, o = at
-            return te.sum(x(n, *geometry.position(place, taps), o) * weight(*taps, o), axis=taps)
+            position = geometry.position(place, taps)
+            element = x(n, o, *position) if planes else x(n, *position, o)
+            return te.sum(element * weight(*taps, o), axis=taps)
 
         return te.compute((x.shape[0], *out, geometry.out_channels), depthwise, name="depthwise")
     channel = te.reduce_axis((0, geometry.in_channels // geometry.groups), name="c")

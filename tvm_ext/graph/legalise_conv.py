@@ -263,7 +263,7 @@ def choose_algorithm(
     Those with the fewest multiplications are predicted first, and what would be slower even at the
     machine's peak of `gflops` is not.
     """
-    if predict_us is None:
+    if predict_us is None or geometry.depthwise:
         return DIRECT
     choices = [DIRECT]
     if winograd_applies(geometry, lanes):

@@ -5,8 +5,9 @@
                                                      * (scale * step)
 
 where x is a tensor of bytes and the elements of W are integers of eight bits times a step, which
-may be another one in each column: what `quantised.dequantised` makes of operators of integers, and
-quantised weights when they are folded. Signed bytes that are quantised here are so without a sign:
+may be another one in each column (`weight_steps`): what `quantised.dequantised` makes of operators
+of integers, and quantised weights when they are folded. Signed bytes that are quantised here are so
+without a sign:
 
     quantize(x, scale, -3, int8)                →  quantize(x, scale, 125, uint8)
 """
@@ -23,6 +24,7 @@ from tvm_ext.compute.byte_products import conv_bytes, dense_bytes, in_fours, pla
 from tvm_ext.compute.conv import pack_weight
 from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of
+from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
@@ -39,12 +41,6 @@ from tvm_ext.tvm_dots import BYTES, ISA
 
 SIGN = 128
 """Between a byte without a sign and the signed one."""
-LARGEST = 127
-"""Integer in a column of quantised weights."""
-SAMPLE = 64
-"""Elements of each column that are looked at to tell its step."""
-ROUNDED = 8.0
-"""Roundings of an integer times its step, and of what a row was scaled by later."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="MultiplyBytes")
@@ -109,9 +105,12 @@ class _Rewriter(relax.PyExprMutator):
         stepped = steps_of(weight.T)
         if stepped is None:
             return call
-        packed = pack_matrix(in_fours(stepped[0]).T, self._lanes)
+        packed = pack_matrix(in_fours(stepped.integers).T, self._lanes)
         fours = self._in_fours(data)
-        return self._called(dense_bytes, data, fours, packed, stepped, "dense_bytes")
+        y = self._called(dense_bytes, data, fours, packed, stepped, "dense_bytes")
+        if not stepped.middles.any():
+            return y
+        return self._with_middles(y, relax.op.sum(call.args[0], [-1], keepdims=True), stepped)
 
     def _convolution(self, call: Any) -> Any:
         attrs, name = call.attrs, op_name(call)
@@ -128,7 +127,7 @@ class _Rewriter(relax.PyExprMutator):
         stepped = steps_of(weight) if int(attrs.groups) == 1 else None
         if stepped is None:
             return call
-        filters = in_fours(stepped[0])
+        filters = in_fours(stepped.integers)
         geometry = geometry_of(attrs, filters.shape[1:-1], filters.shape[-1], len(filters))
 
         def body(x: Any, weight: Any, sums: Any, point: Any) -> Any:
@@ -136,7 +135,30 @@ class _Rewriter(relax.PyExprMutator):
 
         fours = self._in_fours(data, given == planes)
         packed = pack_weight(filters, geometry, self._lanes)
-        return self._called(body, data, fours, packed, stepped, name.rpartition(".")[2] + "_bytes")
+        kind = name.rpartition(".")[2]
+        y = self._called(body, data, fours, packed, stepped, f"{kind}_bytes")
+        if not stepped.middles.any():
+            return y
+        channels_axis = 1 if given == planes else -1
+        total = self.builder_.emit(relax.op.sum(call.args[0], [channels_axis], keepdims=True))
+        one_plane = [data.shape[0], 1, *(data.shape[2:] if given == planes else data.shape[1:-1])]
+        windows = getattr(relax.op.nn, kind)(
+            self.builder_.emit(relax.op.reshape(total, one_plane)),
+            constant(np.ones((1, *geometry.kernel, 1), np.float32)),
+            strides=list(attrs.strides),
+            padding=list(attrs.padding),
+            dilation=list(attrs.dilation),
+            data_layout=planes,
+            kernel_layout=kernel,
+            out_layout=layout,
+        )
+        return self._with_middles(y, windows, stepped)
+
+    def _with_middles(self, y: Any, windows: Any, stepped: Stepped) -> Any:
+        """What the middles of weights add: times the sum of what each result is made of."""
+        middles = constant((stepped.middles * stepped.steps).astype(np.float32))
+        beside = self.builder_.emit(relax.op.multiply(self.builder_.emit(windows), middles))
+        return relax.op.add(self.builder_.emit(y), beside)
 
     def _called(
         self,
@@ -144,11 +166,11 @@ class _Rewriter(relax.PyExprMutator):
         data: _Bytes,
         fours: Any,
         packed: np.ndarray,
-        stepped: tuple[np.ndarray, np.ndarray],
+        stepped: Stepped,
         name: str,
     ) -> Any:
         """The kernel's result, times the steps of both sides."""
-        integers, steps = stepped
+        integers, steps, _ = stepped
         sums = integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
         made = self.builder_.call_te(
             body,
@@ -193,40 +215,6 @@ class _Rewriter(relax.PyExprMutator):
             return None
         shape = static_extents(given.ty)
         return _Bytes(given, shape, point, scale) if shape else None
-
-
-def steps_of(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Weights [O, ..] as integers of eight bits, int8 [O, ..], times the steps of each row, [O];
-    None where they are none, but for rounding.
-
-    What is integers already has steps of 1. Else a row's largest element is some integer times its
-    step: the largest step that makes integers of a few others is tried on all.
-    """
-    rows = weight.reshape(len(weight), -1).astype(np.float64)
-    largest = np.abs(rows).max(axis=1)
-    known = largest.max() <= SIGN and np.array_equal(rows, np.rint(rows))
-    steps = np.where((largest == 0) | known, 1.0, 0.0)
-    some = rows[:, :: max(1, rows.shape[1] // SAMPLE)]
-    for most in range(1, SIGN + 1):
-        left = steps == 0
-        if not left.any():
-            break
-        step = largest[left] / most
-        fits = _whole(some[left] / step[:, np.newaxis]).all(axis=1)
-        steps[left] = np.where(fits, step, 0.0)
-    if not steps.all():
-        return None
-    multiples = rows / steps[:, np.newaxis]
-    integers = np.rint(multiples)
-    if not _whole(multiples).all() or integers.max() > LARGEST or integers.min() < -SIGN:
-        return None
-    return integers.astype(np.int8).reshape(weight.shape), steps
-
-
-def _whole(multiples: np.ndarray) -> np.ndarray:
-    """Whether they are integers, but for what was rounded when they were multiplied."""
-    most = ROUNDED * np.finfo(np.float32).eps / 2 * np.abs(multiples)
-    return np.abs(multiples - np.rint(multiples)) <= most
 
 
 def _moved(point: Any) -> Any:

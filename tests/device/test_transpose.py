@@ -106,6 +106,16 @@ def test_what_is_read_twice_is_turned_once() -> None:
     assert planned.func.script().count("T.Shuffle") == 16 * 4
 
 
+def test_one_number_for_all_is_not_turned() -> None:
+    """As the scale that an image is quantised by."""
+    x = te.placeholder((16, 4, 32), "float32", "x")
+    scale = te.placeholder((), "float32", "scale")
+    y = te.compute((32, 4, 16), lambda c, h, w: x[w, h, c] * scale[()], name="y")
+    func = te.create_prim_func([x, scale, y])
+    planned = plan_task(make_task(func, "y"), get("cpu/x86-avx512"))
+    assert planned.func.script().count("T.Shuffle") == 16 * 4
+
+
 def turned(channels: int, height: int, width: int, columns: str) -> PrimFunc:
     """An image with channels last, as planes: `copy`, with a bias and another image added
     (`sum`), or with a second transposed image (`both`)."""

@@ -149,7 +149,10 @@ class _Side:
 
     @property
     def whole(self) -> bool:
-        """Whether the last index steps along a row, and one of the others says which."""
+        """Whether the last index steps along a row, and one of the others says which; not so of one
+        number for all."""
+        if not self.indices:
+            return False
         *others, last = self.indices
         return (
             not uses(last, self._across)

@@ -22,7 +22,6 @@ from tvm_ext.tvm_api import te, tirx
 from tvm_ext.tvm_dots import BYTES, dot
 
 Tensor = Any
-Point = Tensor | int
 _EACH_BYTE = 0x01010101
 
 
@@ -46,36 +45,39 @@ def planes_in_fours(x: Tensor) -> Tensor:
     return te.compute((images, *spatial, 1), body, name="fours")
 
 
-def dense_bytes(x: Tensor, weight: Tensor, sums: Tensor, point: Point) -> Tensor:
+def dense_bytes(x: Tensor, weight: Tensor, sums: Tensor, point: Tensor | None = None) -> Tensor:
     """x int32 [.., K/4] times the matrix packed by `dense.pack_matrix`, float32 [.., N].
 
-    sums   those of the matrix's columns, int32 [N]
-    point  what is taken from each of x's bytes: known, or one number of any type
+    sums   those of the matrix's columns, times the point if it is known, int32 [N]
+    point  what is taken from each of x's bytes if it is not, one number of any type
     """
     return _shifted(dense(x, weight, int(sums.shape[0]), product=dot), sums, point)
 
 
 def conv_bytes(
-    x: Tensor, weight: Tensor, sums: Tensor, point: Point, geometry: ConvGeometry, lanes: int
+    x: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    point: Tensor | int,
+    geometry: ConvGeometry,
+    lanes: int,
 ) -> Tensor:
     """The convolution of x int32 [n, spatial.., C/4] by the weight packed by `conv.pack_weight`,
     float32 [n, out.., O]. In `geometry` four input channels are one; for `sums` and `point` see
     `dense_bytes`."""
-    outside = _number(point) * _EACH_BYTE
-    total = conv(x, weight, geometry, lanes, product=dot, outside=outside)
-    return _shifted(total, sums, point)
+    known = isinstance(point, int)
+    number = tirx.const(point, "int32") if known else _number(point)
+    total = conv(x, weight, geometry, lanes, product=dot, outside=number * _EACH_BYTE)
+    return _shifted(total, sums, None if known else point)
 
 
-def _shifted(total: Tensor, sums: Tensor, point: Point) -> Tensor:
-    number = _number(point)
-    return te.compute(
-        total.shape,
-        lambda *at: (total(*at) - number * sums(at[-1])).astype("float32"),
-        name="shifted",
-    )
+def _shifted(total: Tensor, sums: Tensor, point: Tensor | None) -> Tensor:
+    def element(*at: Any) -> Any:
+        shift = sums(at[-1]) if point is None else _number(point) * sums(at[-1])
+        return (total(*at) - shift).astype("float32")
+
+    return te.compute(total.shape, element, name="shifted")
 
 
-def _number(point: Point) -> Any:
-    if isinstance(point, int):
-        return tirx.const(point, "int32")
+def _number(point: Tensor) -> Any:
     return point(*(0 for _ in point.shape)).astype("int32")

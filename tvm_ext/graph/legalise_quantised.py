@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.graph.legalise_norm import known_extents
-from tvm_ext.tvm_api import constant, constant_array, te, tirx
+from tvm_ext.tvm_api import constant, constant_array, te, tirx, topi
 
 BYTES = ("int8", "uint8")
 
@@ -70,9 +70,18 @@ def legalise_dequantise(builder: Any, call: Any, options: Any) -> Any:
     )
 
 
+def legalise_scales(builder: Any, call: Any, options: Any) -> Any:
+    """A known number times one that a run works out, as the scales of a product's two sides are."""
+    known = [constant_array(one) is not None for one in call.args]
+    if known_extents(call) != () or sum(known) != 1:
+        return None
+    return builder.call_te(topi.multiply, *call.args, key="scales", primfunc_name_hint="multiply")
+
+
 QUANTISED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "relax.quantize": legalise_quantise,
     "relax.dequantize": legalise_dequantise,
+    "relax.multiply": legalise_scales,
 }
 
 

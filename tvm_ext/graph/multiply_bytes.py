@@ -64,6 +64,7 @@ class _Bytes(NamedTuple):
     given: Any
     shape: tuple[int, ...]
     point: Any
+    """A number if it is known, else an expression."""
     scale: float
 
 
@@ -130,7 +131,7 @@ class _Rewriter(relax.PyExprMutator):
         filters = in_fours(stepped.integers)
         geometry = geometry_of(attrs, filters.shape[1:-1], filters.shape[-1], len(filters))
 
-        def body(x: Any, weight: Any, sums: Any, point: Any) -> Any:
+        def body(x: Any, weight: Any, sums: Any, point: Any = data.point) -> Any:
             return conv_bytes(x, weight, sums, point, geometry, self._lanes)
 
         fours = self._in_fours(data, given == planes)
@@ -172,12 +173,13 @@ class _Rewriter(relax.PyExprMutator):
         """The kernel's result, times the steps of both sides."""
         integers, steps, _ = stepped
         sums = integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
+        known = isinstance(data.point, int)
         made = self.builder_.call_te(
             body,
             fours,
             constant(packed),
-            constant(sums),
-            data.point,
+            constant(sums * np.int32(data.point) if known else sums),
+            *(() if known else (data.point,)),
             primfunc_name_hint=name,
             primfunc_attrs=FUSES_EPILOGUE,
         )

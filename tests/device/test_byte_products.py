@@ -126,3 +126,29 @@ def test_convolutions(
     expected = sums * (steps * scale)[None, :, None, None]
     (y,) = model(x)
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_images_of_a_number_that_is_not_known(tmp_path: Path) -> None:
+    """A view of bytes in fours follows the extent that it is taken of."""
+    weight = RANDOM.integers(-127, 128, (24, 16, 3, 3)).astype(np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "p"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "p"], ["f"]),
+        helper.make_node("DequantizeLinear", ["w", "step"], ["weight"]),
+        helper.make_node("Conv", ["f", "weight"], ["y"], pads=[1] * 4),
+    ]
+    constants = {
+        "s": np.float32(0.02),
+        "p": np.array(-9, np.int8),
+        "w": weight,
+        "step": np.float32(0.125),
+    }
+    one = compiled(nodes, constants, (1, 16, 9, 9), TensorProto.FLOAT, tmp_path)
+    shape = {"x": ("n", 16, 9, 9)}
+    graph = onnx.load(tmp_path / "m.onnx")
+    graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    any_number = tvm_ext.compile(graph, shapes=shape)
+    assert {group.source for group in any_number.manifest.groups} == {"picker"}
+    x = RANDOM.normal(size=(5, 16, 9, 9)).astype(np.float32)
+    (found,) = any_number(x)
+    np.testing.assert_array_equal(found, np.concatenate([one(image[None])[0] for image in x]))

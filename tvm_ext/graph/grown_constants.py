@@ -79,6 +79,8 @@ def is_as_grown(values: Sequence[Any], extents: Sequence[int], extent: int) -> b
     """Whether the third of three tensors, for another extent, is what the first two say, as far as
     they say anything. Large ones of one shape are weights."""
     one, other, third = values
+    if not _is_array(one):
+        return bool(one == other == third)
     shapes = {tuple(value.shape) for value in values}
     if len(shapes) == 1 and prod(shapes.pop()) > LARGE:
         return True
@@ -89,10 +91,17 @@ def is_as_grown(values: Sequence[Any], extents: Sequence[int], extent: int) -> b
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two tensors are of equal type and bits."""
+    """Whether two tensors are of equal type and bits, or two types are equal."""
+    if not _is_array(one):
+        return bool(one == other)
     if one.same_as(other):
         return True
     if tuple(one.shape) != tuple(other.shape) or str(one.dtype) != str(other.dtype):
         return False
     a, b = (np.ascontiguousarray(array_of(each)) for each in (one, other))
     return bool(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)))
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a constant is a tensor; the type that a view reads one as is another kind."""
+    return hasattr(value, "shape")

@@ -18,6 +18,7 @@ In the order the pipeline runs them:
   split_reductions  columns in parts, where rows of the same tensor are reduced too
   slice_in_place  steps of a sequence that is taken apart are read where they lie
   multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
+                 (weight_steps: which floats are integers times a step)
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once

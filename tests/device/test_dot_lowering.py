@@ -1,4 +1,4 @@
-"""A dot product of bytes in vectors of each width that has an instruction, in others and in none."""
+"""A dot product of bytes in vectors of each width that has an instruction, and in others."""
 
 from __future__ import annotations
 

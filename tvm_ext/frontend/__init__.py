@@ -10,6 +10,7 @@ quantised   QLinear* operators as those of floats, between dequantising and quan
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
             quantised_weights: those of 8 bits as the floats that they stand for
+            packed_weights: those of a few bits, as Microsoft packs them, too
             unroll: recurrent layers step by step, as `recurrent` reads them
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers

@@ -20,6 +20,7 @@ from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_a
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
+from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
 from tvm_ext.frontend.unroll import unroll
@@ -54,6 +55,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         tidy(copy)
 
     _materialise_constants(model.graph)
+    unpack_weights(model.graph)
     fold_quantised(model.graph)
     _drop_dropout(model.graph)
     for _ in range(ROUNDS):

@@ -25,6 +25,7 @@ from tvm_ext.graph.layout_rules import RULES as LAYOUTS
 from tvm_ext.graph.layout_rules import elementwise
 from tvm_ext.graph.legalise_arg import ARGS
 from tvm_ext.graph.legalise_attention import legalise_attention
+from tvm_ext.graph.legalise_byte_weights import legalise_byte_weights
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, legalise_conv_transpose
 from tvm_ext.graph.legalise_maths import POINTWISE
@@ -133,6 +134,11 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
         return None
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return _legalise_product(builder, call, options)
+    rows = tuple(extent for extent in shape[:-1] if extent is not None)
+    if len(rows) == len(shape) - 1:
+        by_bytes = legalise_byte_weights(builder, call, rows, weight, options)
+        if by_bytes is not None:
+            return by_bytes
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],

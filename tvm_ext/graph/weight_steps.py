@@ -40,6 +40,8 @@ def steps_of(weight: np.ndarray) -> Stepped | None:
     step: the largest step that makes integers of a few others is tried on all.
     """
     rows = weight.reshape(len(weight), -1)
+    if not _is_stepped(rows[0]):
+        return None
     largest = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64)
     if not np.isfinite(largest).all():
         return None
@@ -59,6 +61,16 @@ def steps_of(weight: np.ndarray) -> Stepped | None:
     if middles.any():
         integers = integers - middles[:, np.newaxis].astype(np.int16)
     return Stepped(integers.astype(np.int8).reshape(weight.shape), steps, middles.astype(float))
+
+
+def _is_stepped(row: np.ndarray) -> bool:
+    """Whether some elements of a row are integers times a step: of floats the first one is none."""
+    largest = float(np.abs(row).max())
+    if not 0 < largest < np.inf:
+        return True
+    some = row[:: max(1, len(row) // SAMPLES[-1])].astype(np.float64)
+    steps = largest / np.arange(1, RANGE + 1)[:, np.newaxis]
+    return bool(_whole(some / steps).all(axis=1).any())
 
 
 def _guessed(rows: np.ndarray, largest: np.ndarray) -> np.ndarray | None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tvm_ext.graph.multiply_bytes import MultiplyBytes
+from tvm_ext.graph.multiply_bytes import MOST_TERMS, MultiplyBytes
 from tvm_ext.graph.weight_steps import steps_of
 from tvm_ext.hardware import get
 from tvm_ext.tvm_api import IRModule, constant, constant_array, op_name, relax, structural_walk
@@ -64,6 +64,12 @@ def integer_product(emit: Any, x: Any) -> Any:
     return op.matmul(shifted, constant(INTEGERS.astype(np.float32)))
 
 
+def shifted_product(emit: Any, x: Any) -> Any:
+    """By half a step, as images are normalised."""
+    shifted = emit(op.subtract(emit(op.astype(x, "float32")), relax.const(127.5, "float32")))
+    return op.matmul(shifted, constant(INTEGERS.astype(np.float32)))
+
+
 def convolution(layout: str, filters: np.ndarray = FILTERS, groups: int = 1) -> Body:
     def body(emit: Any, x: Any) -> Any:
         floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
@@ -108,8 +114,10 @@ def test_products_of_bytes_are_taken_four_by_four(
         (product(WEIGHT, relax.const(0, "int8")), (3, 8), "int8"),
         (product(WEIGHT, relax.const(np.zeros(8, "uint8"))), (3, 8), "uint8"),
         (convolution("NHWC", FILTERS[..., :4], groups=2), (1, 5, 5, 8), "uint8"),
+        (shifted_product, (3, 8), "uint8"),
+        (product(np.ones((MOST_TERMS + 1, 1), np.float32)), (1, MOST_TERMS + 1), "uint8"),
     ],
-    ids=["floats", "signs_from_outside", "points_by_row", "groups"],
+    ids=["floats", "signs_from_outside", "points_by_row", "groups", "no_whole_point", "long_sums"],
 )
 def test_others_are_left(body: Body, shape: tuple[int, ...], dtype: str) -> None:
     mod = module(body, shape, dtype)

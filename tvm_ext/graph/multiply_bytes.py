@@ -39,6 +39,8 @@ from tvm_ext.tvm_api import (
 )
 from tvm_ext.tvm_dots import BYTES, ISA
 
+MOST_TERMS = (2**31 - 1) // (255 * 128)
+"""Of a sum that 32 bits hold, whatever the bytes."""
 SIGN = 128
 """Between a byte without a sign and the signed one."""
 
@@ -95,13 +97,13 @@ class _Rewriter(relax.PyExprMutator):
             if moved is not None:
                 given, axis = self._unsigned[call.args[0]], int(call.attrs.axis)
                 return relax.op.dequantize(given, call.args[1], moved, axis=axis)
-        if name == "relax.matmul":
-            return self._product(call)
-        return self._convolution(call) if name in CONVOLUTIONS else call
+        if name not in ("relax.matmul", *CONVOLUTIONS) or str(call.ty.dtype.dtype) != "float32":
+            return call
+        return self._product(call) if name == "relax.matmul" else self._convolution(call)
 
     def _product(self, call: Any) -> Any:
         weight, data = constant_array(call.args[1]), self._bytes(call.args[0])
-        if data is None or weight is None or weight.ndim != 2:
+        if data is None or weight is None or weight.ndim != 2 or len(weight) > MOST_TERMS:
             return call
         stepped = steps_of(weight.T)
         if stepped is None:
@@ -124,6 +126,8 @@ class _Rewriter(relax.PyExprMutator):
             return call
         channels = weight.shape[-1]
         if given not in (layout, planes) or (given == planes and channels > BYTES):
+            return call
+        if prod(weight.shape[1:]) > MOST_TERMS:
             return call
         stepped = steps_of(weight) if int(attrs.groups) == 1 else None
         if stepped is None:
@@ -208,7 +212,7 @@ class _Rewriter(relax.PyExprMutator):
             if any(one is None or one.size != 1 for one in known):
                 return None
             scale, point = known[0].item(), int(known[1].item())
-        elif op_name(made) == "relax.subtract" and _is_number(made.args[1]):
+        elif op_name(made) == "relax.subtract" and self._is_whole(made.args[1]):
             made, point = bound(self, made.args[0]), made.args[1]
         if op_name(made) not in ("relax.astype", "relax.dequantize"):
             return None
@@ -218,6 +222,16 @@ class _Rewriter(relax.PyExprMutator):
         shape = static_extents(given.ty)
         return _Bytes(given, shape, point, scale) if shape else None
 
+    def _is_whole(self, point: Any) -> bool:
+        """Whether an expression is one number, and that an integer."""
+        extents, known = static_extents(point.ty), constant_array(point)
+        if extents is None or prod(extents) != 1:
+            return False
+        if known is not None:
+            return bool(known == np.rint(known))
+        made = bound(self, point)
+        return op_name(made) == "relax.astype" and "int" in str(made.args[0].ty.dtype.dtype)
+
 
 def _moved(point: Any) -> Any:
     """The zero point without its sign; None if it is not one known number."""
@@ -225,8 +239,3 @@ def _moved(point: Any) -> Any:
     if array is None or array.size != 1 or array.dtype != np.int8:
         return None
     return relax.const(array.item() + SIGN, "uint8")
-
-
-def _is_number(expr: Any) -> bool:
-    extents = static_extents(expr.ty)
-    return extents is not None and prod(extents) == 1

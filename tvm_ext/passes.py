@@ -29,6 +29,7 @@ from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
+from tvm_ext.graph.keep_bytes import KeepBytes
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_scan import LowerScan
@@ -76,6 +77,7 @@ __all__ = [
     "FuseAttention",
     "FuseMultiOutput",
     "FuseTiles",
+    "KeepBytes",
     "Legalise",
     "LowerEinsum",
     "LowerScan",
@@ -146,6 +148,7 @@ def graph_passes(
         Normalise(),
         *in_parts,
         MultiplyBytes(hardware),
+        KeepBytes(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

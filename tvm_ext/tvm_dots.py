@@ -37,8 +37,9 @@ def is_dot(node: Any) -> bool:
     """Whether an expression is a `dot`, of scalars or vectors, and not yet the instruction."""
     if str(getattr(getattr(node, "op", None), "name", "")) != "tirx.call_llvm_pure_intrin":
         return False
-    number, _, *octets = node.args
-    return int(number) == _number(512) and str(octets[0].ty.dtype).startswith("int32")
+    if int(node.args[0]) != _number(512):
+        return False
+    return all(str(one.ty.dtype).startswith("int32") for one in operands(node))
 
 
 def operands(node: Any) -> tuple[Any, Any]:

@@ -34,7 +34,17 @@ LEVELS = {
     3: {"picker", "search", "measure", "graph", "report"},
     4: {"runtime"},
     5: {
-        *("assembly", "check", "edge_levels", "planner", "verify", "passes", "flow", "source"),
+        *(
+            "assembly",
+            "check",
+            "check_steps",
+            "edge_levels",
+            "planner",
+            "verify",
+            "passes",
+            "flow",
+            "source",
+        ),
         *("symbolic", "symbolic_attention", "elastic"),
         *("trials", "tuner", "tuning"),
         *("metaschedule", "metaschedule_export", "metaschedule_import"),

@@ -6,8 +6,8 @@ evaluator, which needs nothing more but is slow.
 
 A model that rounds on its way, a quantised one above all, has no answer to the last digit: a sum
 that differs in its last bit rounds to the next step. Where an output is further off than BOUND, the
-engine is asked again with its rewrites on, and for inputs that differ in their last bits; its
-distance from itself widens the bound.
+engine is asked again with its rewrites on, for inputs that differ in their last bits, and with such
+scales (`check_steps`); its distance from itself widens the bound, and so does an output's own step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
+from tvm_ext.check_steps import nudged_scales, output_steps
 from tvm_ext.errors import VerifyError
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.runtime.executor import Compiled
@@ -38,6 +40,10 @@ ROUNDED = {"FLOAT16": 2.0**-9, "BFLOAT16": 2.0**-6}
 its results are rounded to them on the way differs from engine to engine."""
 NUDGE = 2.0**-21
 """What inputs are moved by at most, relative to themselves: the last four bits."""
+SCALES = 2
+"""How often scales are moved so: few sums lie half way, and few of them are moved across."""
+STEPS = 1.01
+"""Of its own scale that an output may be off, and what that is rounded by."""
 OPEN = 5
 """What an extent that is left open is for the comparison: tiles of several sizes have a part in
 it."""
@@ -84,11 +90,17 @@ def check_model(
     least = BOUND if close else _least_bound(model)
     if engine == "ONNX Runtime" and not close:
         nudged = {name: _nudged(array, seed) for name, array in feed.items()}
-        for again in (_onnxruntime(model, feed, rewrites=True), _onnxruntime(model, nudged)):
+        others = [_onnxruntime(model, feed, rewrites=True), _onnxruntime(model, nudged)]
+        for one in range(SCALES):
+            scaled = nudged_scales(model, seed + one, NUDGE)
+            others += [] if scaled is None else [_onnxruntime(scaled, feed)]
+        for again in others:
             if again is not None:
                 spreads = list(map(max, spreads, _distances(again, expected)))
-    for info, error, spread in zip(compiled.outputs, errors, spreads, strict=True):
-        bound = max(least, SPREADS * spread) if np.isfinite(spread) else least
+    steps = [0.0] * len(errors) if close else _relative_steps(model, expected)
+    checked = zip(compiled.outputs, errors, spreads, steps, strict=True)
+    for info, error, spread, step in checked:
+        bound = max(least, step, SPREADS * spread if np.isfinite(spread) else 0.0)
         if not error <= bound:
             raise VerifyError(
                 f"output {info.name!r}: differs from {engine} by {error:.2g} of its largest "
@@ -105,6 +117,15 @@ def _least_bound(model: Any) -> float:
 
     kinds = {TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(load_onnx(model))}
     return max((bound for kind, bound in ROUNDED.items() if kind in kinds), default=BOUND)
+
+
+def _relative_steps(model: Any, expected: Sequence[Any]) -> list[float]:
+    """The steps of quantised outputs over their largest magnitudes."""
+    pairs = zip(output_steps(model), expected, strict=True)
+    return [
+        STEPS * step / max(float(np.abs(one).max(initial=0.0)), step) if step else 0.0
+        for step, one in pairs
+    ]
 
 
 def _nudged(array: np.ndarray, seed: int) -> np.ndarray:
@@ -163,7 +184,7 @@ def _onnxruntime(
     """
     try:
         return _in_session(model, feed, "ORT_ENABLE_ALL" if rewrites else "ORT_DISABLE_ALL")
-    except OSError:  # no room for the arrays on their way there and back
+    except (OSError, ValueError, EncodeError):  # no room for the arrays, or for the model in one
         return None
 
 

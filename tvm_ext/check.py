@@ -24,10 +24,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from tvm_ext.check_steps import nudged_scales, output_steps
 from tvm_ext.errors import VerifyError
+from tvm_ext.frontend.load import load_onnx
+from tvm_ext.frontend.weights import tensors
 from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.runtime.executor import Compiled
 
@@ -87,17 +90,18 @@ def check_model(
     errors = _distances(compiled(feed), expected)
     spreads = [0.0] * len(errors)
     close = all(error <= BOUND for error in errors)
-    least = BOUND if close else _least_bound(model)
-    if engine == "ONNX Runtime" and not close:
+    known = None if close else load_onnx(model)
+    least = BOUND if known is None else _least_bound(known)
+    if engine == "ONNX Runtime" and known is not None:
         nudged = {name: _nudged(array, seed) for name, array in feed.items()}
         others = [_onnxruntime(model, feed, rewrites=True), _onnxruntime(model, nudged)]
         for one in range(SCALES):
-            scaled = nudged_scales(model, seed + one, NUDGE)
+            scaled = nudged_scales(known, seed + one, NUDGE)
             others += [] if scaled is None else [_onnxruntime(scaled, feed)]
         for again in others:
             if again is not None:
                 spreads = list(map(max, spreads, _distances(again, expected)))
-    steps = [0.0] * len(errors) if close else _relative_steps(model, expected)
+    steps = [0.0] * len(errors) if known is None else _relative_steps(known, expected)
     checked = zip(compiled.outputs, errors, spreads, steps, strict=True)
     for info, error, spread, step in checked:
         bound = max(least, step, SPREADS * spread if np.isfinite(spread) else 0.0)
@@ -109,17 +113,13 @@ def check_model(
     return ModelCheck(engine, max(errors, default=0.0), max(spreads, default=0.0))
 
 
-def _least_bound(model: Any) -> float:
+def _least_bound(model: onnx.ModelProto) -> float:
     """What an output of a model may be off at least."""
-    from onnx import TensorProto
-
-    from tvm_ext.frontend.load import load_onnx, tensors
-
-    kinds = {TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(load_onnx(model))}
+    kinds = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(model)}
     return max((bound for kind, bound in ROUNDED.items() if kind in kinds), default=BOUND)
 
 
-def _relative_steps(model: Any, expected: Sequence[Any]) -> list[float]:
+def _relative_steps(model: onnx.ModelProto, expected: Sequence[Any]) -> list[float]:
     """The steps of quantised outputs over their largest magnitudes."""
     pairs = zip(output_steps(model), expected, strict=True)
     return [

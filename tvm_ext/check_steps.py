@@ -6,13 +6,11 @@ multiply and divide in another order differ by a step there, and by more behind 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from tvm_ext.frontend.load import load_onnx, tensors
+from tvm_ext.frontend.weights import tensors
 
 QUANTISERS = ("Quantize", "QLinear", "QGemm", "Integer")
 """In the names of operators that round to steps."""
@@ -21,9 +19,9 @@ MOST = 1 << 14
 """Elements of a constant that is moved; larger ones are weights, which are integers."""
 
 
-def output_steps(model: Any) -> list[float]:
+def output_steps(model: onnx.ModelProto) -> list[float]:
     """The step of each output that is dequantised, 0 of others."""
-    graph = load_onnx(model).graph
+    graph = model.graph
     scales = {one.name: one for one in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
 
@@ -38,14 +36,13 @@ def output_steps(model: Any) -> list[float]:
     return [step(output.name) for output in graph.output]
 
 
-def nudged_scales(model: Any, seed: int, most: float) -> onnx.ModelProto | None:
+def nudged_scales(model: onnx.ModelProto, seed: int, most: float) -> onnx.ModelProto | None:
     """A quantised model with other last bits in its scales and biases, each moved by `most` of
     itself at most; None of a model that is not quantised."""
-    original = load_onnx(model)
-    if not any(kind in node.op_type for node in original.graph.node for kind in QUANTISERS):
+    if not any(kind in node.op_type for node in model.graph.node for kind in QUANTISERS):
         return None
     result = onnx.ModelProto()
-    result.CopyFrom(original)
+    result.CopyFrom(model)
     rng = np.random.default_rng(seed)
     for tensor in tensors(result):
         if tensor.data_type != TensorProto.FLOAT or int(np.prod(tensor.dims)) > MOST:

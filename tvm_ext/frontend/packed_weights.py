@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.frontend.affine import add_initialiser, constant_of, int_of
+from tvm_ext.frontend.quantised import MICROSOFT
 
-MICROSOFT = "com.microsoft"
 BITS = (2, 4, 8)
 WEIGHT, SCALES, POINTS, ORDER, BIAS = range(1, 6)
 """Places of its inputs behind x."""

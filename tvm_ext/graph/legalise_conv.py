@@ -77,24 +77,28 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     from planes to few planes; None for other layouts and weights."""
     if stays_in_planes(call, options.lanes):
         return legalise_planes(builder, call)
-    attrs = call.attrs
-    data_layout, kernel_layout, plane_layout = CONVOLUTIONS[str(call.op.name)]
+    attrs, planes = call.attrs, reads_planes(call)
     weight = constant_array(call.args[1])
     shape = static_shape(call.args[0])
-    if weight is None or shape is None or weight.dtype != np.float32:
-        return None
-    planes = str(attrs.data_layout) == plane_layout and int(attrs.groups) == 1
-    if not (planes or str(attrs.data_layout) == data_layout):
-        return None
-    if str(attrs.kernel_layout) != kernel_layout:
-        return None
-    if str(attrs.out_layout) not in ((data_layout,) if planes else ("", data_layout)):
+    if planes is None or weight is None or shape is None or weight.dtype != np.float32:
         return None
     if planes:
         shape = (shape[0], *shape[2:], shape[1])
     geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
     name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
     return lower_conv(builder, call.args[0], tuple(shape), weight, geometry, options, name, planes)
+
+
+def reads_planes(call: Any) -> bool | None:
+    """Whether a convolution to a channels-last result reads planes, of one group, and no
+    channels-last data; None for other layouts."""
+    attrs = call.attrs
+    data, kernel, planar = CONVOLUTIONS[str(call.op.name)]
+    planes = str(attrs.data_layout) == planar and int(attrs.groups) == 1
+    known = planes or str(attrs.data_layout) == data
+    if not known or str(attrs.kernel_layout) != kernel:
+        return None
+    return planes if str(attrs.out_layout) in ((data,) if planes else ("", data)) else None
 
 
 def lower_conv(

@@ -23,7 +23,7 @@ import numpy as np
 from tvm_ext.compute.byte_products import conv_bytes, dense_bytes, in_fours, planes_in_fours
 from tvm_ext.compute.conv import pack_weight
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of, reads_planes
 from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
@@ -117,19 +117,13 @@ class _Rewriter(relax.PyExprMutator):
 
     def _convolution(self, call: Any) -> Any:
         attrs, name = call.attrs, op_name(call)
-        layout, kernel, planes = CONVOLUTIONS[name]
         weight, data = constant_array(call.args[1]), self._bytes(call.args[0])
-        given = str(attrs.data_layout)
-        if data is None or weight is None or str(attrs.kernel_layout) != kernel:
+        planes = reads_planes(call)
+        if data is None or weight is None or planes is None or int(attrs.groups) != 1:
             return call
-        if str(attrs.out_layout) not in ((layout,) if given == planes else ("", layout)):
+        if prod(weight.shape[1:]) > MOST_TERMS or (planes and weight.shape[-1] > BYTES):
             return call
-        channels = weight.shape[-1]
-        if given not in (layout, planes) or (given == planes and channels > BYTES):
-            return call
-        if prod(weight.shape[1:]) > MOST_TERMS:
-            return call
-        stepped = steps_of(weight) if int(attrs.groups) == 1 else None
+        stepped = steps_of(weight)
         if stepped is None:
             return call
         filters = in_fours(stepped.integers)
@@ -138,22 +132,22 @@ class _Rewriter(relax.PyExprMutator):
         def body(x: Any, weight: Any, sums: Any, point: Any = data.point) -> Any:
             return conv_bytes(x, weight, sums, point, geometry, self._lanes)
 
-        fours = self._in_fours(data, given == planes)
+        fours = self._in_fours(data, planes)
         packed = pack_weight(filters, geometry, self._lanes)
         kind = name.rpartition(".")[2]
         y = self._called(body, data, fours, packed, stepped, f"{kind}_bytes")
         if not stepped.middles.any():
             return y
-        channels_axis = 1 if given == planes else -1
-        total = self.builder_.emit(relax.op.sum(call.args[0], [channels_axis], keepdims=True))
-        one_plane = [data.shape[0], 1, *(data.shape[2:] if given == planes else data.shape[1:-1])]
+        layout, kernel, planar = CONVOLUTIONS[name]
+        total = self.builder_.emit(relax.op.sum(call.args[0], [1 if planes else -1], keepdims=True))
+        one_plane = [data.shape[0], 1, *(data.shape[2:] if planes else data.shape[1:-1])]
         windows = getattr(relax.op.nn, kind)(
             self.builder_.emit(relax.op.reshape(total, one_plane)),
             constant(np.ones((1, *geometry.kernel, 1), np.float32)),
             strides=list(attrs.strides),
             padding=list(attrs.padding),
             dilation=list(attrs.dilation),
-            data_layout=planes,
+            data_layout=planar,
             kernel_layout=kernel,
             out_layout=layout,
         )

@@ -17,11 +17,13 @@ PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 
 LEVELS = {
     0: {
+        "amx_permission",
         "cuda_libraries",
         "errors",
         "extents",
         "flags",
         "shield",
+        "tvm_amx",
         "tvm_api",
         "tvm_dots",
         "tvm_indices",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from tvm_ext.tvm_amx import use_amx
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
@@ -155,7 +156,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         return tvm.transform.Sequential(
-            [fuse_dots, plain_indices, steal_tasks, place_buffers, finalize_host()]
+            [use_amx, fuse_dots, plain_indices, steal_tasks, place_buffers, finalize_host()]
         )
 
     return run, host, finalize_device

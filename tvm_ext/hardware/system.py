@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_ext.amx_permission import granted
 from tvm_ext.hardware import catalog, isa
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 
@@ -94,6 +95,8 @@ def static_model() -> HardwareModel:
     by_llvm = set(isa.llvm_features(target))
     flags = _cpuinfo().get("flags") or _cpuinfo().get("Features") or ""
     features = isa.from_cpuinfo(flags.split()) or tuple(sorted(by_llvm))
+    if not granted():
+        features = tuple(name for name in features if not name.startswith("amx"))
     # Hypervisors hide features a CPU of this name has; LLVM must not use what traps.
     mattr = [f"-{name}" for name in sorted(by_llvm - set(features))]
     mattr += [f"+{name}" for name in features if name not in by_llvm]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.amx import amx_cycles, amx_entry_cycles
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
     core_waves,
@@ -31,6 +32,8 @@ from tvm_ext.picker.traffic import (
     uncounted_us,
     with_cold_weights,
 )
+from tvm_ext.tile.amx import INSTRUCTION as AMX
+from tvm_ext.tile.amx import matrices
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.chunk import chunk_count
 from tvm_ext.tile.classify import (
@@ -193,10 +196,12 @@ def compute_cycles(
     hw: HardwareModel,
     moved: tuple[int, ...] = (),
     chunks: int = 1,
+    instruction: str = "fma",
 ) -> float:
     """Cycles one core needs for one full core tile, tails charged at their own size, or whole on
     the axes where they are `moved` back. After each of several `chunks` of the reduction a register
     tile is added to what there is."""
+    unit = matrices(graph, node, register) if instruction == AMX else None
     sizes: list[list[tuple[int, int]]] = []
     for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
         extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
@@ -211,11 +216,15 @@ def compute_cycles(
         sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
         tile = Tile(extents)
         entry = TILE_OVERHEAD_CYCLES if reduces else 0.0
+        entry += amx_entry_cycles(unit) if unit is not None else 0.0
         entry += ADD_CYCLES * prod(extents[a] for a in node.space) / lanes if chunks > 1 else 0.0
         entry *= chunks / max(1, sweeps)
         entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
         entry += collision_cycles(graph, node, tile, hw)
-        cycles += count * (register_cycles(graph, node, tile, lanes, hw) + entry)
+        if unit is not None:
+            cycles += count * (amx_cycles(unit, register) + entry)
+        else:
+            cycles += count * (register_cycles(graph, node, tile, lanes, hw) + entry)
     return cycles * needed_share(graph, node, register)
 
 
@@ -351,7 +360,17 @@ def _task(
     shifted: tuple[int, ...] = (),
 ) -> _Task:
     chunks = chunk_count(node, plan)
-    cycles = compute_cycles(graph, node, core, plan.at("register"), plan.lanes, hw, shifted, chunks)
+    cycles = compute_cycles(
+        graph,
+        node,
+        core,
+        plan.at("register"),
+        plan.lanes,
+        hw,
+        shifted,
+        chunks,
+        plan.instruction,
+    )
     nest = Nest(graph, node, plan, core, hw.levels[1].line_bytes)
     compute_us, memory_us, stall_us, bound = cycles / hw.clock_ghz / 1e3, 0.0, 0.0, "compute"
     # of weights `with_cold_weights` knows more

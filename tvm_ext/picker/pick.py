@@ -19,6 +19,7 @@ from tvm_ext.picker.align import (
     packed_divisor,
     tile_lanes,
 )
+from tvm_ext.picker.amx import amx_tiles
 from tvm_ext.picker.anchor import (
     choose_anchor,
     hidden_work,
@@ -47,6 +48,7 @@ from tvm_ext.picker.traffic import (
     wants_prefetch,
     wants_results_ahead,
 )
+from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
@@ -209,7 +211,7 @@ def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel)
     lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
     ranked = sorted(
         (t for t in register_tiles(graph, node, vector, lanes, hw) if prod(t.extents[:3]) == 1),
-        key=lambda tile: _cycles_per_point(graph, node, tile, lanes, hw),
+        key=lambda tile: _cycles(graph, node, tile, lanes, hw),
     )
     plans = rank_chains(graph, chain, ranked[:REGISTER_TILES], lanes, hw)
     return [Candidate(plan, guess) for plan, guess in plans]
@@ -283,18 +285,25 @@ def tile_plans(
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     last = graph.nodes[epilogue] if epilogue is not None else None
     intertwined = any(shares_index(node, axis) for axis in node.space)
+    inner = [
+        *((tile, "fma") for tile in register_tiles(graph, node, vector, lanes, hw)),
+        *((tile, AMX) for tile in amx_tiles(graph, node, lanes, hw)),
+    ]
     cycles = {
-        tile: _cycles_per_point(graph, node, tile, lanes, hw)
-        for tile in register_tiles(graph, node, vector, lanes, hw)
+        (tile, instruction): _cycles(graph, node, tile, lanes, hw, instruction)
+        for tile, instruction in inner
         if has_no_gaps(node, tile)
     }
     best: list[float] = []
     choices = sorted(cycles, key=cycles.__getitem__)
     if core_tiles is not None:
-        choices = [r for r in choices if any(True for _ in core_tiles(graph, node, r, lanes, hw))]
-    chunked = core_tiles is None and needs_chunks(graph, node, choices[:REGISTER_TILES], hw)
-    for register in choices[: max(REGISTER_TILES, count // 4)]:
-        least_us = cycles[register] / hw.cores / hw.clock_ghz / 1e3
+        choices = [
+            one for one in choices if any(True for _ in core_tiles(graph, node, one[0], lanes, hw))
+        ]
+    first = [tile for tile, _ in choices[:REGISTER_TILES]]
+    chunked = core_tiles is None and needs_chunks(graph, node, first, hw)
+    for register, instruction in choices[: max(REGISTER_TILES, count // 4)]:
+        least_us = cycles[register, instruction] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
             continue
         ahead = last is not None and wants_results_ahead(graph, node, last, register, hw)
@@ -313,10 +322,12 @@ def tile_plans(
                 lanes=lanes,
                 unroll=prod(register.extents[axis] for axis in node.reduce),
                 attach=attach,
+                instruction=instruction,
                 prefetch=wants_prefetch(graph, node, core, register),
                 ahead=ahead,
             )
-            plans = [plan] if not intertwined or is_legal(graph, plan, lanes) else []
+            sure = instruction != AMX and not intertwined
+            plans = [plan] if sure or is_legal(graph, plan, lanes) else []
             if chunked:
                 plans += in_chunks(graph, plan, hw)
             for one in plans:
@@ -364,9 +375,15 @@ def _whole(
         yield core
 
 
-def _cycles_per_point(
-    graph: TileGraph, node: TileNode, tile: Tile, lanes: int, hw: HardwareModel
+def _cycles(
+    graph: TileGraph,
+    node: TileNode,
+    tile: Tile,
+    lanes: int,
+    hw: HardwareModel,
+    instruction: str = "fma",
 ) -> float:
+    """Those of one core that does all of a stage by one register tile."""
     full = Tile(node.extents)
-    moved = shifts(graph, node, full, tile, lanes)
-    return compute_cycles(graph, node, full, tile, lanes, hw, moved or ())
+    moved = shifts(graph, node, full, tile, lanes) or ()
+    return compute_cycles(graph, node, full, tile, lanes, hw, moved, instruction=instruction)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tvm_ext.amx_permission import granted
 from tvm_ext.errors import ArtifactError, InputError
 from tvm_ext.extents import names, solved
 from tvm_ext.hardware import physical_cores
@@ -21,6 +22,7 @@ from tvm_ext.runtime.artifact import copy, load_artifact
 from tvm_ext.runtime.machine import Machine, shared, tensor, to_arrays, wait
 from tvm_ext.runtime.profile import profile, random_inputs
 from tvm_ext.runtime.threads import use_threads
+from tvm_ext.tile.amx import INSTRUCTION as AMX
 
 if TYPE_CHECKING:
     from tvm_ext.runtime.export import Parts
@@ -78,7 +80,16 @@ class Compiled:
 
     @cached_property
     def _main(self) -> Any:
-        """The model's entry, loaded at first use: an artifact for another machine only ships."""
+        """The model's entry, loaded at first use: an artifact for another machine only ships.
+        Raises ArtifactError where the system keeps a unit from it that its kernels are for."""
+        plans = [
+            part for group in self.manifest.groups if group.plan for part in group.plan.parts()
+        ]
+        if any(plan.instruction == AMX for plan in plans) and not granted():
+            raise ArtifactError(
+                f"artifact {self._source or self.manifest.model}: its kernels are for AMX, which "
+                "this system does not grant; compile for a target without amx-int8"
+            )
         entry = Machine(self._module, self._device)["main"]
         if not self._open:
             return entry

@@ -121,6 +121,7 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
     `flops_per_point` counts floating-point operations of one iteration; a special function is 10.
     With `holes` it is what remains on average when products with their zeros are left out.
+    `dots`: whether what it adds up are dot products of four bytes (`tvm_dots`).
     """
 
     name: str
@@ -130,6 +131,7 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     write: Access
     flops_per_point: float
     holes: tuple[Hole, ...] = ()
+    dots: bool = False
 
     @cached_property
     def space(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import prod
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.amx import INSTRUCTION, SIDE, cuts_panels, matrices
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.block import can_fetch_ahead, check_block, check_stream
@@ -57,8 +58,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
     Reasons: `rule` (unknown), `anchor` (a stage that does not exist), `level` (a missing tile),
     `extent` (a tile of another operator), `gaps` (a tile that writes no box), `lanes` (counts that
     mean nothing), `ahead` (no next task to ask for), and those of the rule: `divide`,
-    `tail`, `order`, `unroll`, `staged`, `chunk`, `space`, `structure`, `attach`, `rows`, `split`,
-    `flat`.
+    `tail`, `order`, `unroll`, `amx`, `staged`, `chunk`, `space`, `structure`, `attach`, `rows`,
+    `split`, `flat`.
     """
     if plan.rule not in LEVELS:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
@@ -142,7 +143,9 @@ def check_tile(
             raise PlanError("tail", f"plan for {node.name}: {own.name} leaves a tail")
     if sorted(plan.order) != list(range(len(node.axes))):
         raise PlanError("order", f"plan for {node.name}: {plan.order} is no order of its axes")
-    if prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
+    if plan.instruction == INSTRUCTION:
+        check_amx(graph, node, plan)
+    elif prod(register.extents) // max(1, plan.lanes) > MAX_UNROLLED:
         raise PlanError("unroll", f"plan for {node.name}: the register tile {register.extents}")
     level = "register" if chunk_of(node, plan) is None else "core"
     for entry in plan.attach if plan.rule == "tile" else ():
@@ -154,6 +157,20 @@ def check_tile(
             raise PlanError("staged", f"plan: stage {plan.anchor} has no read {read}")
     if any(entry.level == CHUNK for entry in plan.tiles):
         check_chunk(graph, node, plan)
+
+
+def check_amx(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
+    """Raises PlanError unless all register tiles fall into equal matrices of the matrix unit, of
+    what lies in memory."""
+    core, register = plan.at("core"), plan.at("register")
+    unit = matrices(graph, node, register)
+    if plan.lanes != SIDE or unit is None or cuts_panels(node, core, unit):
+        raise PlanError("amx", f"plan for {node.name}: {register.extents} is not for the unit")
+    parted = any(is_parted(node, axis, core, register, plan.lanes) for axis in node.space)
+    if parted or plan_shifts(graph, plan) is None:
+        raise PlanError("amx", f"plan for {node.name}: a tail of {core.extents}")
+    if any(entry.stage < plan.anchor and entry.level == "register" for entry in plan.attach):
+        raise PlanError("amx", f"plan for {node.name}: what it reads is nowhere")
 
 
 def check_chunk(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:

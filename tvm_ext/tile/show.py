@@ -13,6 +13,8 @@ def show_plan(plan: TilePlan) -> str:
     )
     attach = " ".join(f"s{entry.stage}@{entry.level}" for entry in plan.attach)
     parts = [plan.rule, tiles, f"par{plan.parallel}", f"x{plan.lanes}"]
+    if plan.instruction != "fma":
+        parts.append(plan.instruction)
     if plan.unroll > 1:
         parts.append(f"unroll{plan.unroll}")
     if plan.prefetch:

@@ -24,7 +24,7 @@ from tvm_ext.tvm_api import (
     tirx,
     variables,
 )
-from tvm_ext.tvm_dots import is_dot
+from tvm_ext.tvm_dots import is_dot, operands
 
 _SPECIAL_FLOPS = 10.0
 _DOT_FLOPS = 2.0
@@ -105,6 +105,14 @@ def flops(expr: Any) -> float:
     kinds = [(tirx.Select, choice), (_ARITHMETIC, arithmetic), (Call, call)]
     structural_walk(expr, [(TensorLoad, lambda _: WalkResult.SKIP), *kinds], order="pre")
     return total
+
+
+def adds_dots(value: Any) -> bool:
+    """Whether a sum grows by dot products of two tensors' bytes."""
+    return isinstance(value, tirx.Add) and any(
+        is_dot(one) and all(isinstance(operand, TensorLoad) for operand in operands(one))
+        for one in (value.a, value.b)
+    )
 
 
 def terms(condition: Any) -> Iterator[Any]:
@@ -284,7 +292,8 @@ class _Reader:
         kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
         zeros = holes(store.value, position, [axis.kind for axis in axes])
         useful = flops(store.value) / prod(hole.step for hole in zeros)
-        return TileNode(str(block.name_hint), kind, axes, reads, write, useful, zeros)
+        bytewise = kind == "reduce" and adds_dots(store.value)
+        return TileNode(str(block.name_hint), kind, axes, reads, write, useful, zeros, bytewise)
 
     def _whole(self, buffer: Any, written: bool = False) -> Access:
         return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))

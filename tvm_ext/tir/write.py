@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.amx import INSTRUCTION
 from tvm_ext.tile.classify import is_shared_out
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.legal import check_plan
@@ -13,6 +14,7 @@ from tvm_ext.tile.skip import skipped
 from tvm_ext.tir.ahead import with_ahead, with_results_ahead
 from tvm_ext.tir.cut_vectors import with_cut_vectors
 from tvm_ext.tir.guard import with_choices, with_guards
+from tvm_ext.tir.matrices import with_matrices
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
@@ -75,6 +77,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     if any(part.ahead for part in parts):
         asking = with_ahead if plan.rule == "chain" else with_results_ahead
         scheduled = asking(scheduled)
+    if any(part.instruction == INSTRUCTION for part in parts):
+        scheduled = with_matrices(scheduled)
     if is_shared_out(prepared.graph):
         scheduled = mark_steal(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))

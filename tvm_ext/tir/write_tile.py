@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext.errors import PlanError
+from tvm_ext.tile.amx import INSTRUCTION, matrices
 from tvm_ext.tile.chunk import Chunk, chunk_of
 from tvm_ext.tile.classify import (
     is_affine,
@@ -35,6 +36,7 @@ from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tir.grains import with_grains
+from tvm_ext.tir.matrices import MATRIX
 from tvm_ext.tir.prepare import COSTLY_FLOPS, Prepared
 from tvm_ext.tir.read import sources
 from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
@@ -71,6 +73,7 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     if len(loops) != len(node.axes):
         raise PlanError("structure", f"plan for {node.name}: {len(loops)} loops, {len(node.axes)}")
     vector = vector_axis(node) if plan.lanes > 1 else None
+    unit = matrices(graph, node, register) if plan.instruction == INSTRUCTION else None
     outer, middle, sweep, inner, lane = {}, {}, {}, {}, None
     for index, loop in enumerate(loops):
         c, r = core.extents[index], register.extents[index]
@@ -85,15 +88,24 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     square = transposed_axis(node) if is_square(node, register, plan.lanes) else None
     last = [axis for axis in (vector, square) if axis is not None]
     tile = [axis for axis in space if axis not in last] + last
+    matrix: list[Any] = []
+    if unit is not None:
+        inner[unit.row], row = schedule.split(inner[unit.row], [None, unit.rows])
+        matrix = [inner.pop(unit.dot), row]
     sliding = [axis for axis in reduce if slides(node, axis)]
+    steps = [axis for axis in reduce if axis in inner]
+    body = [
+        *(inner[axis] for axis in steps if axis not in sliding),
+        *(inner[axis] for axis in tile),
+        *(inner[axis] for axis in steps if axis in sliding),
+        *matrix,
+    ]
     schedule.reorder(
         *(outer[axis] for axis in space),
         *chunks,
         *(middle[axis] for axis in space),
         *(sweep[axis] for axis in reduce),
-        *(inner[axis] for axis in reduce if axis not in sliding),
-        *(inner[axis] for axis in tile),
-        *(inner[axis] for axis in sliding),
+        *body,
         *([lane] if lane is not None else []),
     )
     if epilogue is not None:
@@ -130,16 +142,18 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
         schedule.annotate(task, PARTITION, 1)
     for axis in parted:
         schedule.annotate(middle[axis], PARTITION, 1)
-    for axis in (*reduce, *tile):
-        schedule.unroll(inner[axis])
+    for loop in body:
+        schedule.unroll(loop)
     if lane is not None:
         schedule.vectorize(lane)
+    for loop in (*matrix, lane) if matrix else ():
+        schedule.annotate(loop, MATRIX, 1)
     if square is not None:
         mark_square(schedule, inner[square])
     if epilogue is not None:
         last_stage = graph.nodes[after[0]] if after else None
-        steps = prod(node.extents[axis] for axis in node.reduce)
-        register_epilogue(schedule, epilogue, plan.lanes, last_stage, steps)
+        length = prod(node.extents[axis] for axis in node.reduce)
+        register_epilogue(schedule, epilogue, plan.lanes, last_stage, length)
     if reduces and reduce:
         schedule.decompose_reduction(block, sweep[reduce[0]])
     for inlined in sorted(set(attached).difference(after), reverse=True):

@@ -78,6 +78,7 @@ def test_a_reduction_in_chunks() -> None:
 
 
 PICKED = {
+    "an image": conv_kernel((20, 44), (4, 32), 7, 2, 3),
     "a product": dense_kernel((197,), 768, 96),
     "one matrix": dense_kernel((16,), 64, 16),
     "an odd batch": dense_kernel((2, 31), 60, 40),

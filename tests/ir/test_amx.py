@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from typing import Any
@@ -13,6 +14,7 @@ from funcs import matmul_func, prepared_graph
 
 from tvm_ext.errors import PlanError
 from tvm_ext.picker import pick
+from tvm_ext.search.space import PieceSpace
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tvm_amx import AMX, use_amx
@@ -165,3 +167,18 @@ def test_floats_have_none() -> None:
     plan = msgspec.structs.replace(amx_plan((64, 64, 64), (16, 32, 16)), attach=())
     with pytest.raises(PlanError, match="not for the unit"):
         write(func, plan)
+
+
+def test_a_search_draws_plans_for_it() -> None:
+    """Where there is one, and all of them can be written."""
+    graph = prepared_graph(WINDOW.func)
+    spaces = [
+        PieceSpace(graph, machine, lambda *_: None, (), random.Random(0))
+        for machine in (AMX_MACHINE, X86)
+    ]
+    names = [[sketch.instruction for sketch in space.sketches] for space in spaces]
+    assert names == [["fma", "amx"], ["fma"]]
+    drawn = list(spaces[0].annotator.plans(spaces[0].sketches[1], 6))
+    assert len(drawn) == 6
+    for plan in drawn:
+        assert instructions(by_unit(WINDOW.func, plan))["tdpbusd"]

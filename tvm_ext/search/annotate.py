@@ -12,6 +12,8 @@ from math import prod
 
 from tvm_ext.search.blocks import drawn
 from tvm_ext.search.sketch import Sketch
+from tvm_ext.tile.amx import INSTRUCTION as AMX
+from tvm_ext.tile.amx import SIDE, dot_axis, row_axes
 from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.chunk import chunks, with_chunk
@@ -110,10 +112,11 @@ class Annotator:
     def _tile(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles, core tiles of whole register tiles, any order, any place of stages."""
         vector = vector_axis(node)
-        lanes = self._width()
+        unit = sketch.instruction == AMX
+        lanes = self.lanes if unit else self._width()
         if vector is not None:
             lanes = min(lanes, node.axes[vector].extent)
-        register, core = self._extents(node, vector, lanes)
+        register, core = self._extents(node, vector, lanes, unit=unit)
         order = (*self._shuffled(node.space), *self._shuffled(node.reduce))
         parallel = loops_in_use(node, core, order)
         levels = ["root", "register", *(["core"] if parallel else [])]
@@ -134,6 +137,7 @@ class Annotator:
             prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
             ahead=bool(node.reduce) and self._random.random() < AHEAD,
             staged=side_by_side if self._random.random() < 0.5 else (),
+            instruction=sketch.instruction,
         )
         parts = chunks(node, plan)
         chunked = parts and self._random.random() < IN_CHUNKS
@@ -191,18 +195,27 @@ class Annotator:
             staged=self._random.choice(COPIED),
         )
 
-    def _extents(self, node: TileNode, vector: int | None, lanes: int) -> tuple[Tile, Tile]:
-        """A register tile, and a core tile of whole ones or of whole axes."""
+    def _extents(
+        self, node: TileNode, vector: int | None, lanes: int, *, unit: bool = False
+    ) -> tuple[Tile, Tile]:
+        """A register tile, for a matrix `unit` or not, and a core tile of whole ones or of whole
+        axes."""
         register: list[int] = []
         core: list[int] = []
+        rows = row_axes(self.graph, node) if unit else ()
         for axis, entry in enumerate(node.axes):
             if entry.kind == "reduce":
                 sizes = divisors(entry.extent, MAX_UNROLL)
-                register.append(self._random.choice([1, *sizes]))
+                step = self._random.choice([1, *sizes])
+                if unit:
+                    step = sizes[-1] if axis == dot_axis(node) else 1
+                register.append(step)
                 core.append(entry.extent)
                 continue
             if axis == vector:
                 size = lanes * self._random.randint(1, MAX_WIDTH)
+            elif unit:
+                size = self._rows(entry.extent) if axis == rows[-1] else 1
             else:
                 size = self._log_uniform(min(MAX_ROWS, entry.extent))
             register.append(min(size, entry.extent))
@@ -210,6 +223,12 @@ class Annotator:
             whole = self._random.random() < 0.5
             core.append(entry.extent if whole else register[-1] * self._log_uniform(tiles))
         return Tile(tuple(register)), Tile(tuple(core))
+
+    def _rows(self, extent: int) -> int:
+        """Rows of some matrices: parts of the axis, or as many as a matrix has."""
+        parts = self._random.randint(1, MAX_WIDTH)
+        sizes = [size for size in divisors(extent, SIDE * parts) if size % parts == 0]
+        return self._random.choice([SIDE * parts, *sizes[-2:]])
 
     def _width(self) -> int:
         """A whole vector most often; narrower ones are seldom right."""

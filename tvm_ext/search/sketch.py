@@ -8,6 +8,7 @@ rules with conditions; each rule that applies gives a state of its own. `annotat
     inline          a map stage that the tiled one reads        its place is left open
     tile            data reuse, no consumer to fuse             multi-level tiling, a write cache
     tile_and_fuse   data reuse, a consumer element by element   the same, with that epilogue
+    amx             the same, of dots of bytes                  its register tiles of matrices
     factor          fewer results than cores                    the reduction shared out (rfactor)
     rows            stages that share the work row by row       all of them, one row after another
     chain           a product between two transforms            five stages together (Winograd)
@@ -26,6 +27,8 @@ from math import prod
 
 import msgspec
 
+from tvm_ext.tile.amx import INSTRUCTION as AMX
+from tvm_ext.tile.amx import row_axes
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.block import free_producers
 from tvm_ext.tile.classify import (
@@ -53,6 +56,8 @@ class Sketch(msgspec.Struct, frozen=True):
     """Stages before the anchor whose place is a hole: `root`, `core` or `register`."""
     derivation: tuple[str, ...] = ()
     """The rules that led here, in order."""
+    instruction: str = "fma"
+    """What its innermost loops are for."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -130,6 +135,8 @@ def tile(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     name = "tile" if epilogue is None else "tile_and_fuse"
     sketch = Sketch("tile", state.stage, attach, before)
     yield _next(state, name, sketch)
+    if row_axes(graph, node):
+        yield _next(state, AMX, msgspec.structs.replace(sketch, instruction=AMX))
 
 
 def factor(graph: TileGraph, state: State, cores: int) -> Iterator[State]:

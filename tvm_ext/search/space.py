@@ -23,6 +23,8 @@ from tvm_ext.search.evolve import evolve
 from tvm_ext.search.features import Estimate, Features, Predict, Rows
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import SketchRule, sketches
+from tvm_ext.tile.amx import INSTRUCTION as AMX
+from tvm_ext.tile.amx import ISA
 from tvm_ext.tile.block import MAX_THREADS
 from tvm_ext.tile.cut import Piece, cut_for, joined, parted
 from tvm_ext.tile.graph import TileGraph
@@ -56,7 +58,11 @@ class PieceSpace:
     ) -> None:
         self.graph = graph
         self.lanes = MAX_THREADS if hardware.kind == "cuda" else hardware.lanes(4)
-        self.sketches = sketches(graph, hardware.cores, rules, hardware.kind)
+        self.sketches = [
+            sketch
+            for sketch in sketches(graph, hardware.cores, rules, hardware.kind)
+            if sketch.instruction != AMX or ISA in hardware.isa
+        ]
         self.annotator = Annotator(graph, self.lanes, source)
         self._features = Features(graph, hardware)
         self._predict = predict

@@ -41,10 +41,18 @@ class Matrices(NamedTuple):
 
 
 @remembered
+def dot_axis(node: TileNode) -> int | None:
+    """The reduce axis along which dots lie: channels, or of one word of channels a row of taps."""
+    return next((axis for axis in reversed(node.reduce) if node.axes[axis].extent > 1), None)
+
+
+@remembered
 def row_axes(graph: TileGraph, node: TileNode) -> tuple[int, ...]:
     """Space axes that rows of matrices can lie along: neighbours read neighbours, or what lies
-    equally far apart, and the same columns."""
+    equally far apart, and the same columns. None of what is not for the unit."""
     column = vector_axis(node)
+    if not node.dots:
+        return ()
     return tuple(
         axis for axis in node.space if axis != column and _operands(graph, node, axis) is not None
     )
@@ -53,10 +61,9 @@ def row_axes(graph: TileGraph, node: TileNode) -> tuple[int, ...]:
 @remembered
 def matrices(graph: TileGraph, node: TileNode, register: Tile) -> Matrices | None:
     """Those of a register tile; None if it, or its node, is not for the matrix unit."""
-    column = vector_axis(node)
-    if not node.dots or column is None:
+    column, dot, sizes = vector_axis(node), dot_axis(node), register.extents
+    if column is None or dot is None:
         return None
-    dot, sizes = node.reduce[-1], register.extents
     others = [axis for axis in range(len(sizes)) if axis not in (column, dot) and sizes[axis] > 1]
     rows = [axis for axis in row_axes(graph, node) if axis in others]
     if not rows or any(axis in node.reduce for axis in others):
@@ -86,7 +93,7 @@ def cuts_panels(node: TileNode, core: Tile, unit: Matrices) -> bool:
 
 def _operands(graph: TileGraph, node: TileNode, row: int) -> tuple[int, int] | None:
     """The reads with the rows and with the columns, if rows lie along an axis."""
-    column, dot = vector_axis(node), node.reduce[-1] if node.reduce else None
+    column, dot = vector_axis(node), dot_axis(node)
     if column is None or dot is None or len(node.reads) != 2:
         return None
     found = {}

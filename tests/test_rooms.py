@@ -28,6 +28,7 @@ LEVELS = {
         "tvm_dots",
         "tvm_indices",
         "tvm_lowering",
+        "tvm_rounding",
         "tvm_steal",
         "without_torch",
     },

@@ -18,6 +18,7 @@ from typing import Any
 
 from tvm_ext.errors import ModelError, PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
+from tvm_ext.graph.add_bytes import AddBytes
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.constant_forms import Tables
@@ -66,6 +67,7 @@ from tvm_ext.tvm_lowering import TIR_PIPELINE
 __all__ = [
     "TIR_PIPELINE",
     "AbsorbViews",
+    "AddBytes",
     "ChannelsLast",
     "ConcatInPlace",
     "FindGroupNorm",
@@ -149,6 +151,7 @@ def graph_passes(
         *in_parts,
         MultiplyBytes(hardware),
         KeepBytes(),
+        AddBytes(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

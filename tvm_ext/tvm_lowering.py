@@ -19,6 +19,7 @@ from tvm_ext.tvm_api import (
 )
 from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_indices import plain_indices
+from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
 
 PASS_CONFIG: dict[str, Any] = {
@@ -156,7 +157,15 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         return tvm.transform.Sequential(
-            [use_amx, fuse_dots, plain_indices, steal_tasks, place_buffers, finalize_host()]
+            [
+                use_amx,
+                fuse_dots,
+                round_once,
+                plain_indices,
+                steal_tasks,
+                place_buffers,
+                finalize_host(),
+            ]
         )
 
     return run, host, finalize_device

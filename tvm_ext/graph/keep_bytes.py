@@ -60,12 +60,12 @@ class _Rewriter(relax.PyExprMutator):
             return None
         given, *own = made.args
         same = str(given.ty.dtype.dtype) == str(quantised.ty.dtype.dtype) and all(
-            _is_same_number(one, other) for one, other in zip(own, quantised.args[1:], strict=True)
+            is_same_number(one, other) for one, other in zip(own, quantised.args[1:], strict=True)
         )
         return given if same else None
 
 
-def _is_same_number(one: Any, other: Any) -> bool:
+def is_same_number(one: Any, other: Any) -> bool:
     """Whether two expressions are one known number, of one type."""
     a, b = constant_array(one), constant_array(other)
     if a is None or b is None or a.size != 1 or a.dtype != b.dtype:

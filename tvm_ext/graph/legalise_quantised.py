@@ -10,6 +10,7 @@ divides by them, which takes as long as a short product of bytes that comes befo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ BYTES = ("int8", "uint8")
 
 
 def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
-    """round(x / scale) + point, within the bytes that there are."""
+    """round(x / scale) + point, within the bytes that there are: bounds are whole numbers, so it is
+    cut to them before it is rounded, and the point is added to an integer (`tvm_rounding`)."""
     x, scale, point = call.args
     dtype, known = str(call.ty.dtype.dtype), constant_array(scale)
     if known_extents(x) is None or dtype not in BYTES:
         return None
-    least, most = (tirx.const(v, "float32") for v in _limits(dtype))
+    bounds = [tirx.const(v, "float32") for v in _limits(dtype)]
     inverse = (
         None if known is None else constant((1.0 / known.astype(np.float64)).astype("float32"))
     )
@@ -35,8 +37,10 @@ def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
         def element(*at: Any) -> Any:
             factor = _along(scale, at, axis)
             scaled = x(*at) / factor if inverse is None else x(*at) * factor
-            steps = te.round(scaled) + _along(point, at, axis).astype("float32")
-            return te.max(te.min(steps, most), least).astype(dtype)
+            own = _along(point, at, axis)
+            least, most = (bound - own.astype("float32") for bound in bounds)
+            steps = te.round(te.max(te.min(scaled, most), least)).astype("int32")
+            return (steps + own.astype("int32")).astype(dtype)
 
         return te.compute(x.shape, element, name="quantized")
 
@@ -45,7 +49,7 @@ def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
         body,
         x,
         scale if inverse is None else inverse,
-        _as_float(point),
+        as_integer(point),
         key=(axis, dtype, inverse is None),
         primfunc_name_hint="quantize",
     )
@@ -57,17 +61,25 @@ def legalise_dequantise(builder: Any, call: Any, options: Any) -> Any:
     if str(x.ty.dtype.dtype) not in BYTES or known_extents(call) is None:
         return None
 
-    def body(x: te.Tensor, scale: te.Tensor, point: te.Tensor) -> te.Tensor:
-        def element(*at: Any) -> Any:
-            own = _along(point, at, axis).astype("float32")
-            return (x(*at).astype("float32") - own) * _along(scale, at, axis)
-
-        return te.compute(x.shape, element, name="dequantized")
-
     axis = int(call.attrs.axis)
     return builder.call_te(
-        body, x, scale, _as_float(point), key=axis, primfunc_name_hint="dequantize"
+        partial(dequantised, axis=axis),
+        x,
+        scale,
+        as_integer(point),
+        key=axis,
+        primfunc_name_hint="dequantize",
     )
+
+
+def dequantised(x: te.Tensor, scale: te.Tensor, point: te.Tensor, axis: int) -> te.Tensor:
+    """Bytes as the floats that they stand for, scales and zero points along an axis, if several."""
+
+    def element(*at: Any) -> Any:
+        own = _along(point, at, axis).astype("float32")
+        return (x(*at).astype("float32") - own) * _along(scale, at, axis)
+
+    return te.compute(x.shape, element, name="dequantized")
 
 
 def legalise_scales(builder: Any, call: Any, options: Any) -> Any:
@@ -85,6 +97,13 @@ QUANTISED: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+def is_one_number(parameter: Any) -> bool:
+    """Whether a tensor is known to have one element."""
+    return all(
+        isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in parameter.ty.shape
+    )
+
+
 def _along(parameter: Any, at: tuple[Any, ...], axis: int) -> Any:
     """A scale or zero point of an element: one for all, or one for each place along an axis."""
     if all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in parameter.shape):
@@ -92,10 +111,12 @@ def _along(parameter: Any, at: tuple[Any, ...], axis: int) -> Any:
     return parameter(at[axis])
 
 
-def _as_float(point: Any) -> Any:
-    """A known zero point in the type it is used in: signed or not, layers are alike."""
+@lru_cache(maxsize=256)
+def as_integer(point: Any) -> Any:
+    """A known zero point as an int32: signed or not, layers are alike. One constant has one result:
+    a kernel that quantises and takes back has one operand for both."""
     array = constant_array(point)
-    return point if array is None else constant(array.astype(np.float32))
+    return point if array is None else constant(array.astype(np.int32))
 
 
 def _limits(dtype: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The analytical picker: from tile graph and hardware model to ranked plans (Roller, OSDI'22).
 
   align  the few extents worth considering on a machine
-  register  the register tiles made of them
+  register  the register tiles made of them; amx: those for a matrix unit
   order  of the loops
   perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
   stream  groups that touch each byte once, row by row or element by element

@@ -8,6 +8,7 @@ Read in this order:
   attention  the stages of attention
   cut        a group with several stages worth tiling in pieces;  fuse: stages inside another's tile
   strip      rows of a group as a group of their own
+  amx        how register tiles fall into matrices
   chunk      part of a long reduction at once
   shift      tails: tiles that are moved back;  merge_indices: indices that are one again
   infer      from an output tile back to the regions and tiles of its producers (Welder §3.2)

@@ -5,7 +5,8 @@ prepare     inline what is free, number the stages;  join_axes: pixels counted b
             split_axes: phases and blocks by two
 write       a plan to a schedule, one rule a file: write_tile, write_attention, ..;
             all those of GPUs in write_gpu; then shift (tails), guard (padding read in place;
-            margins: room for it), transpose (squares of vectors), prefetch (panels asked for
+            margins: room for it), transpose (squares of vectors), matrices (of a matrix unit),
+            prefetch (panels asked for
             ahead) and ahead (a task's data), both by requests
 symbolic    extents that are not known: kernels as loops over tiles of known ones
 generalise  kernels of one plan for several numbers as one for any

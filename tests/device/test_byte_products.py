@@ -152,3 +152,76 @@ def test_images_of_a_number_that_is_not_known(tmp_path: Path) -> None:
     x = RANDOM.normal(size=(5, 16, 9, 9)).astype(np.float32)
     (found,) = any_number(x)
     np.testing.assert_array_equal(found, np.concatenate([one(image[None])[0] for image in x]))
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "pad", "extra", "point", "dtype"),
+    [
+        (16, 24, 2, 2, 0, 0, 0, "uint8"),
+        (13, 33, 3, 2, 1, 1, 121, "uint8"),
+        (32, 16, 4, 2, 1, 0, -17, "int8"),
+        (8, 5, 3, 3, 0, 0, 130, "uint8"),
+        (20, 48, 5, 3, 2, 1, -128, "int8"),
+    ],
+)
+def test_transposed_convolutions(
+    channels: int, outputs: int, kernel: int, stride: int, pad: int, extra: int, point: int,
+    dtype: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Each phase has sums of its own, and sees points around the image."""
+    weight = RANDOM.integers(-127, 128, (channels, outputs, kernel, kernel)).astype(np.int8)
+    steps = RANDOM.uniform(1e-3, 1e-1, outputs).astype(np.float32)
+    x = RANDOM.normal(size=(1, channels, 7, 9)).astype(np.float32)
+    scale = np.float32(0.02)
+    attributes = {"strides": [stride] * 2, "pads": [pad] * 4, "output_padding": [extra] * 2}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "p"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "p"], ["f"]),
+        helper.make_node("DequantizeLinear", ["w", "steps"], ["weight"], axis=1),
+        helper.make_node("ConvTranspose", ["f", "weight"], ["y"], **attributes),
+    ]
+    constants = {"s": scale, "p": np.array(point, dtype), "w": weight, "steps": steps}
+    model = compiled(nodes, constants, x.shape, TensorProto.FLOAT, tmp_path)
+    assert any("transpose_bytes" in group.kind for group in model.manifest.groups)
+    integers = quantised(x, scale, point, dtype) - point
+    height, width = ((n - 1) * stride + kernel for n in x.shape[2:])
+    whole = np.zeros((1, outputs, height + extra, width + extra), np.int64)
+    for row in range(kernel):
+        for column in range(kernel):
+            tap = np.einsum("nchw,co->nohw", integers, weight[:, :, row, column].astype(np.int64))
+            whole[:, :, row:, column:][:, :, : height - kernel + 1 : stride][
+                :, :, :, : width - kernel + 1 : stride
+            ] += tap
+    expected = whole[:, :, pad : height + extra - pad, pad : width + extra - pad]
+    expected = expected * (steps * scale)[None, :, None, None]
+    (y,) = model(x)
+    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_bytes_of_unlike_scales_are_joined(tmp_path: Path) -> None:
+    """Each part is quantised where it was made, and lies in its place from there on."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "fine", "low"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "fine", "low"], ["f"]),
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Concat", ["f", "r"], ["c"], axis=3),
+        helper.make_node("QuantizeLinear", ["c", "coarse", "high"], ["y"]),
+    ]
+    constants = {
+        "fine": np.float32(0.02),
+        "coarse": np.float32(0.06),
+        "low": np.array(10, np.uint8),
+        "high": np.array(90, np.uint8),
+    }
+    x = RANDOM.normal(size=(2, 5, 6, 32)).astype(np.float32)
+    model = compiled(nodes, constants, x.shape, TensorProto.UINT8, tmp_path)
+    kinds = [group.kind for group in model.manifest.groups]
+    assert not any("concat" in kind for kind in kinds), kinds
+    first = (quantised(x, 0.02, 10, "uint8") - 10).astype(np.float32) * np.float32(0.02)
+    whole = np.concatenate([first, np.maximum(x, 0)], 3)
+    expected = np.clip(np.rint(whole / np.float32(0.06)) + 90, 0, 255)
+    (y,) = model(x)
+    assert y.dtype == np.uint8
+    apart = np.abs(y.astype(int) - expected)
+    assert apart.max() <= 1  # where a quotient lies within a rounding of a half
+    assert (apart > 0).mean() < 0.01

@@ -91,5 +91,22 @@ def joined(second: Any) -> Callable[..., Any]:
 
 def test_parts_of_one_scale_are_joined_as_bytes() -> None:
     assert operators(KeepBytes()(module(joined(SCALE), 2))) == ["concat"]
-    other = module(joined(relax.const(0.125, "float32")), 2)
-    assert operators(KeepBytes()(other)) == operators(other)
+
+
+def test_parts_of_another_scale_are_so_once_they_are_quantised() -> None:
+    mod = module(joined(relax.const(0.125, "float32")), 2)
+    kept = KeepBytes()(mod)
+    assert operators(kept) == ["dequantize", "quantize", "concat"]
+    given = [RANDOM.integers(0, 256, (2, 6, 4, 4)).astype(np.uint8) for _ in range(2)]
+    np.testing.assert_array_equal(run(kept, *given), run(mod, *given))
+
+
+def test_what_others_read_too_is_joined_as_floats() -> None:
+    def body(emit: Any, x: Any, y: Any) -> Any:
+        parts = [emit(op.dequantize(one, SCALE, POINT, axis=1)) for one in (x, y)]
+        whole = emit(op.concat([parts[0], emit(op.nn.relu(parts[1]))], 1))
+        octets = emit(op.quantize(whole, SCALE, POINT, axis=1, out_dtype="uint8"))
+        return op.add(emit(op.astype(octets, "float32")), whole)
+
+    mod = module(body, 2)
+    assert operators(KeepBytes()(mod)) == operators(mod)

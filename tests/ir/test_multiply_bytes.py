@@ -70,6 +70,19 @@ def shifted_product(emit: Any, x: Any) -> Any:
     return op.matmul(shifted, constant(INTEGERS.astype(np.float32)))
 
 
+def product_of_columns(emit: Any, x: Any) -> Any:
+    floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
+    rows = emit(op.reshape(emit(op.permute_dims(floats)), (3, 8)))
+    return op.matmul(rows, constant(WEIGHT))
+
+
+def transposed(emit: Any, x: Any) -> Any:
+    floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
+    filters = constant((INTEGERS[:, :, None, None] * np.full((2, 2), 0.5)).astype(np.float32))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "IOHW", "out_layout": "NHWC"}
+    return op.nn.conv2d_transpose(floats, filters, strides=(2, 2), **layouts)
+
+
 def convolution(layout: str, filters: np.ndarray = FILTERS, groups: int = 1) -> Body:
     def body(emit: Any, x: Any) -> Any:
         floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
@@ -98,8 +111,17 @@ def convolution(layout: str, filters: np.ndarray = FILTERS, groups: int = 1) -> 
             (1, 3, 5, 5),
             ["fours", "conv2d_bytes", "multiply"],
         ),
+        (
+            product_of_columns,
+            (8, 3),
+            ["permute_dims", "reshape", "memory.view", "dense_bytes", "multiply"],
+        ),
+        (transposed, (1, 5, 5, 8), ["memory.view", "conv2d_transpose_bytes", "multiply"]),
     ],
-    ids=["product", "odd_rows", "of_integers", "convolution", "planes"],
+    ids=[
+        *("product", "odd_rows", "of_integers", "convolution", "planes"),
+        *("moved", "transposed"),
+    ],
 )
 def test_products_of_bytes_are_taken_four_by_four(
     body: Body, shape: tuple[int, ...], expected: list[str]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.compute.dense import dense
 from tvm_ext.tvm_api import te, tirx
 from tvm_ext.tvm_dots import BYTES, dot
@@ -69,6 +70,25 @@ def conv_bytes(
     number = tirx.const(point, "int32") if known else _number(point)
     total = conv(x, weight, geometry, lanes, product=dot, outside=number * _EACH_BYTE)
     return _shifted(total, sums, None if known else point)
+
+
+def conv_transpose_bytes(
+    x: Tensor, weight: Tensor, sums: Tensor, point: Tensor | int, geometry: TransposedGeometry
+) -> Tensor:
+    """The transposed convolution of x int32 [n, spatial.., C/4] by the weight packed by
+    `conv_transpose.pack_transposed`, float32 [n, out.., O]. In `geometry` four input channels are
+    one; `sums` are those of each phase, int32 [phase.., O], and times the point if it is known."""
+    known = isinstance(point, int)
+    number = tirx.const(point, "int32") if known else _number(point)
+    total = conv_transpose(x, weight, geometry, product=dot, outside=number * _EACH_BYTE)
+
+    def element(*at: Any) -> Any:
+        _, *place, o = at
+        phases = (tirx.floormod(h, s) for h, s in zip(place, geometry.strides, strict=True))
+        own = sums(*phases, o)
+        return (total(*at) - (own if known else number * own)).astype("float32")
+
+    return te.compute(total.shape, element, name="shifted")
 
 
 def _shifted(total: Tensor, sums: Tensor, point: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -117,8 +118,9 @@ class Reading(NamedTuple):
     """Of an output's place: which of the kernels inside the kernel it sees."""
 
 
-def reading(x: Tensor, geometry: TransposedGeometry) -> Reading:
-    """The places that outputs read of x [n, spatial.., channels..], padded."""
+def reading(x: Tensor, geometry: TransposedGeometry, outside: Any = None) -> Reading:
+    """The places that outputs read of x [n, spatial.., channels..], padded by zeros or by what is
+    `outside`."""
     before, after, ahead = [], [], []
     for axis, (stride, pad) in enumerate(zip(geometry.strides, geometry.pad, strict=True)):
         reach = geometry.reach(axis)
@@ -128,7 +130,8 @@ def reading(x: Tensor, geometry: TransposedGeometry) -> Reading:
         ahead.append(pad // stride - reach + before[-1])
     if any((*before, *after)):
         behind = (0,) * (len(x.shape) - len(geometry.kernel) - 1)
-        x = topi.nn.pad(x, [0, *before, *behind], [0, *after, *behind], name="pad")
+        value = 0.0 if outside is None else outside
+        x = topi.nn.pad(x, [0, *before, *behind], [0, *after, *behind], value, name="pad")
 
     def position(at: Sequence[Any], taps: Sequence[Any]) -> list[Any]:
         found = []
@@ -149,10 +152,17 @@ def tap_axes(geometry: TransposedGeometry) -> list[Any]:
     return [te.reduce_axis((0, count), name=f"k{axis}") for axis, count in enumerate(taps)]
 
 
-def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    geometry: TransposedGeometry,
+    product: Callable[[Any, Any], Any] = operator.mul,
+    outside: Any = None,
+) -> Tensor:
     """The transposed convolution of x [n, spatial.., C] (grouped: [n, spatial.., groups, C/groups])
-    by a weight of `pack_transposed`: [n, out.., O]."""
-    x, position, phases = reading(x, geometry)
+    by a weight of `pack_transposed`: [n, out.., O]. `product` is that of two elements of whole
+    channels, and `outside` what lies around x, by default zero."""
+    x, position, phases = reading(x, geometry, outside)
     taps = tap_axes(geometry)
     if geometry.depthwise:
 
@@ -170,9 +180,8 @@ def conv_transpose(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> T
     def dense(n: Any, *at: Any) -> Any:
         place, group, o = at[:rank], at[rank:-1], at[-1]
         weighted = weight(*group, o // block, *phases(place), *taps, channel, o % block)
-        return te.sum(
-            x(n, *position(place, taps), *group, channel) * weighted, axis=[*taps, channel]
-        )
+        element = x(n, *position(place, taps), *group, channel)
+        return te.sum(product(element, weighted), axis=[*taps, channel])
 
     groups = (geometry.groups,) if geometry.grouped else ()
     shape = (x.shape[0], *geometry.whole_size, *groups, padded(geometry.per_group, block))

@@ -1,10 +1,12 @@
 """`KeepBytes`: what is moved or chosen between quantisers is moved or chosen as bytes.
 
     quantize(max_pool2d(dequantize(q, s, z)), s, z)   →   max_pool2d(q)
+    quantize(concat(dequantize(q, s, z), x), s, z)    →   concat(q, quantize(x, s, z))
 
 Larger bytes are larger numbers, so a maximum is that of bytes; a quarter of the memory is read and
 written. Scales and zero points are known and the same on both sides, as quantisers leave them
-around such operators.
+around such operators. What is concatenated for one quantiser alone is quantised first, whatever it
+is: where it was made, if it was not bytes by the same numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import Call, IRModule, bound, constant_array, op_name, relax, rewritten, tvm
+from tvm_ext.graph.legalise_quantised import is_one_number
+from tvm_ext.tvm_api import (
+    Call,
+    IRModule,
+    bound,
+    constant_array,
+    count_uses,
+    op_name,
+    relax,
+    rewritten,
+    tvm,
+)
 
 MOVES = frozenset(
     f"relax.{name}"
@@ -39,6 +52,10 @@ class KeepBytes:
 
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._uses = count_uses(mod)
+
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if op_name(call) != "relax.quantize":
@@ -48,10 +65,23 @@ class _Rewriter(relax.PyExprMutator):
             given = self._bytes(moved.args[0], call)
             return call if given is None else Call(moved.op, [given, *moved.args[1:]], moved.attrs)
         if op_name(moved) == CONCAT and isinstance(moved.args[0], relax.Tuple):
-            parts = [self._bytes(part, call) for part in moved.args[0].fields]
-            if all(part is not None for part in parts):
-                return Call(moved.op, [relax.Tuple(parts)], moved.attrs)
+            return self._concatenated(call, moved)
         return call
+
+    def _concatenated(self, call: Any, concat: Any) -> Any:
+        """A concatenation of bytes, if all of it is some or can be made so here."""
+        given = list(concat.args[0].fields)
+        parts = [self._bytes(part, call) for part in given]
+        if None in parts:
+            if self._uses[call.args[0]] > 1 or not all(map(is_one_number, call.args[1:])):
+                return call
+            parts = [
+                self.builder_.emit(Call(call.op, [data, *call.args[1:]], call.attrs))
+                if part is None
+                else part
+                for data, part in zip(given, parts, strict=True)
+            ]
+        return Call(concat.op, [relax.Tuple(parts)], concat.attrs)
 
     def _bytes(self, data: Any, quantised: Any) -> Any:
         """The bytes that some data is, if they are those that it is quantised to."""

@@ -35,9 +35,8 @@ from tvm_ext.graph.legalise_norm import (
     STANDS_ALONE,
     ints,
     known_extents,
-    static_shape,
 )
-from tvm_ext.graph.legalise_quantised import QUANTISED
+from tvm_ext.graph.legalise_quantised import BYTES, QUANTISED
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import Programs
 from tvm_ext.hardware.model import HardwareModel
@@ -49,6 +48,7 @@ from tvm_ext.tvm_api import (
     default_legalise,
     op_name,
     relax,
+    static_extents,
     topi,
     tvm,
 )
@@ -204,7 +204,9 @@ def legalise_reduction(builder: Any, call: Any, options: Legalise) -> Any:
 def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
     """TVM's concatenation, marked as one for `ConcatInPlace`: what makes its operands is not fused
     into it then, but told where to write."""
-    shape = static_shape(call)
+    shape = static_extents(call.ty)
+    if str(call.ty.dtype.dtype) not in ("float32", *BYTES):
+        return None
     if not shape or not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
         return None
     axis = int(call.attrs.axis) % len(shape)
@@ -212,7 +214,7 @@ def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
     made_here = all(
         isinstance(part, relax.Var) and builder.lookup_binding(part) is not None for part in parts
     )
-    extents = [static_shape(part) or () for part in parts]
+    extents = [static_extents(part.ty) or () for part in parts]
     in_place = made_here and not cuts_vectors(extents, axis, options.lanes // 2)
     return builder.call_te(
         lambda *tensors: topi.concatenate(tensors, axis),

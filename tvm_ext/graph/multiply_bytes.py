@@ -18,15 +18,26 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from tvm_ext.compute.byte_products import conv_bytes, dense_bytes, in_fours, planes_in_fours
+from tvm_ext.compute.byte_products import (
+    conv_bytes,
+    conv_transpose_bytes,
+    dense_bytes,
+    in_fours,
+    planes_in_fours,
+)
 from tvm_ext.compute.conv import pack_weight
+from tvm_ext.compute.conv_transpose import by_phase, pack_transposed
 from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of, reads_planes
+from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
+from tvm_ext.graph.legalise_norm import ints
 from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
+    Call,
     IRModule,
     bound,
     constant,
@@ -43,6 +54,14 @@ MOST_TERMS = (2**31 - 1) // (255 * 128)
 """Of a sum that 32 bits hold, whatever the bytes."""
 SIGN = 128
 """Between a byte without a sign and the signed one."""
+
+
+BY_CONSTANTS = frozenset(("relax.matmul", *CONVOLUTIONS, *TRANSPOSED))
+"""Operators that may be done in bytes."""
+
+
+MOVED = ("relax.permute_dims", "relax.reshape")
+"""Operators between a tensor of bytes and a product, which may as well move bytes."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="MultiplyBytes")
@@ -97,8 +116,10 @@ class _Rewriter(relax.PyExprMutator):
             if moved is not None:
                 given, axis = self._unsigned[call.args[0]], int(call.attrs.axis)
                 return relax.op.dequantize(given, call.args[1], moved, axis=axis)
-        if name not in ("relax.matmul", *CONVOLUTIONS) or str(call.ty.dtype.dtype) != "float32":
+        if name not in BY_CONSTANTS or str(call.ty.dtype.dtype) != "float32":
             return call
+        if name in TRANSPOSED:
+            return self._transposed(call)
         return self._product(call) if name == "relax.matmul" else self._convolution(call)
 
     def _product(self, call: Any) -> Any:
@@ -110,7 +131,8 @@ class _Rewriter(relax.PyExprMutator):
             return call
         packed = pack_matrix(in_fours(stepped.integers).T, self._lanes)
         fours = self._in_fours(data)
-        y = self._called(dense_bytes, data, fours, packed, stepped, "dense_bytes")
+        steps, sums = stepped.steps, _sums(stepped)
+        y = self._called(dense_bytes, data, fours, packed, steps, sums, "dense_bytes")
         if not stepped.middles.any():
             return y
         return self._with_middles(y, relax.op.sum(call.args[0], [-1], keepdims=True), stepped)
@@ -135,7 +157,8 @@ class _Rewriter(relax.PyExprMutator):
         fours = self._in_fours(data, planes)
         packed = pack_weight(filters, geometry, self._lanes)
         kind = name.rpartition(".")[2]
-        y = self._called(body, data, fours, packed, stepped, f"{kind}_bytes")
+        steps, sums = stepped.steps, _sums(stepped)
+        y = self._called(body, data, fours, packed, steps, sums, f"{kind}_bytes")
         if not stepped.middles.any():
             return y
         layout, kernel, planar = CONVOLUTIONS[name]
@@ -153,6 +176,30 @@ class _Rewriter(relax.PyExprMutator):
         )
         return self._with_middles(y, windows, stepped)
 
+    def _transposed(self, call: Any) -> Any:
+        """Each phase of the output has columns of its own. Weights without a sign stay floats."""
+        data, whole = self._bytes(call.args[0]), geometry_of_call(call)
+        if data is None or whole is None or whole.groups != 1 or set(whole.strides) == {1}:
+            return call
+        weight = with_holes(constant_array(call.args[1]), ints(call.attrs.dilation))
+        stepped = steps_of(np.moveaxis(weight, 1, 0))
+        terms = whole.in_channels * prod(map(whole.taps, range(len(whole.kernel))))
+        if stepped is None or stepped.middles.any() or terms > MOST_TERMS:
+            return call
+        apart = in_fours(np.moveaxis(stepped.integers, 1, -1))
+        geometry = msgspec.structs.replace(whole, in_channels=apart.shape[-1])
+        packed = pack_transposed(np.moveaxis(apart, -1, 0), geometry, self._lanes)
+        spread = by_phase(np.moveaxis(stepped.integers, 1, 0).astype(np.int32), whole)
+        rank = len(whole.kernel)
+        of_phases = spread.sum(axis=(0, *range(3, 3 + 2 * rank, 2)), dtype=np.int32)
+
+        def body(x: Any, weight: Any, sums: Any, point: Any = data.point) -> Any:
+            return conv_transpose_bytes(x, weight, sums, point, geometry)
+
+        name = f"{op_name(call).rpartition('.')[2]}_bytes"
+        sums = np.moveaxis(of_phases, 0, -1)
+        return self._called(body, data, self._in_fours(data), packed, stepped.steps, sums, name)
+
     def _with_middles(self, y: Any, windows: Any, stepped: Stepped) -> Any:
         """What the middles of weights add: times the sum of what each result is made of."""
         middles = constant((stepped.middles * stepped.steps).astype(np.float32))
@@ -165,12 +212,11 @@ class _Rewriter(relax.PyExprMutator):
         data: _Bytes,
         fours: Any,
         packed: np.ndarray,
-        stepped: Stepped,
+        steps: np.ndarray,
+        sums: np.ndarray,
         name: str,
     ) -> Any:
         """The kernel's result, times the steps of both sides."""
-        integers, steps, _ = stepped
-        sums = integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
         known = isinstance(data.point, int)
         made = self.builder_.call_te(
             body,
@@ -201,6 +247,12 @@ class _Rewriter(relax.PyExprMutator):
     def _bytes(self, data: Any) -> _Bytes | None:
         """What bytes some data is; None if it is made of no such tensor."""
         made, point, scale = bound(self, data), 0, 1.0
+        if op_name(made) in MOVED:
+            inner, shape = self._bytes(made.args[0]), static_extents(made.ty)
+            if inner is None or shape is None:
+                return None
+            moved = Call(made.op, [inner.given, *made.args[1:]], made.attrs)
+            return inner._replace(given=self.builder_.emit(moved), shape=shape)
         if op_name(made) == "relax.dequantize":
             known = [constant_array(one) for one in made.args[1:]]
             if any(one is None or one.size != 1 for one in known):
@@ -225,6 +277,12 @@ class _Rewriter(relax.PyExprMutator):
             return bool(known == np.rint(known))
         made = bound(self, point)
         return op_name(made) == "relax.astype" and "int" in str(made.args[0].ty.dtype.dtype)
+
+
+def _sums(stepped: Stepped) -> np.ndarray:
+    """Those of each column's integers."""
+    integers = stepped.integers
+    return integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
 
 
 def _moved(point: Any) -> Any:

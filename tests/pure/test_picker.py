@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from graphs import GRAPHS, conv, depthwise, elementwise, matmul, pool, softmax, total, transpose
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tvm_ext.hardware import get
@@ -109,6 +109,7 @@ graphs = st.one_of(
 
 @settings(deadline=None, max_examples=150)
 @given(graphs, st.sampled_from(MACHINES))
+@example(conv(1, 1, 1, 1, kernel=4, block=32), "arm/neoverse-n1")
 def test_every_plan_of_an_odd_shape_keeps_to_the_machine(graph: TileGraph, machine: str) -> None:
     hw = get(machine)
     found = pick(graph, hw, 3)

@@ -325,7 +325,7 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
     weights = {access.tensor for access in (*packed_reads(node), *whole)}
     kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
-    exchanged = min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores)
+    exchanged = max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))
     if not plan.parallel:
         return gathered_us(exchanged, hw)
     return handed_on_us(exchanged, hw.cores, hw)

@@ -22,6 +22,10 @@ LATENCY_CYCLES = 52.0
 """Until a sum can be added to again."""
 ROWS_PER_CYCLE = 2.0
 """Loaded from the first level, 64 bytes each."""
+AMX_WAITS = 0.45
+"""Part of the time of what comes from the second level that holds the unit up: a matrix is loaded
+at once, not line by line as it is needed (128 rows of 768 bytes by 384 columns: 16 lines for each
+product, and 27 cycles where they lie in the first level 16)."""
 LEAVING_CYCLES = 2.0
 """A row of sums on its way through memory to an epilogue."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.amx import amx_cycles, amx_entry_cycles
+from tvm_ext.picker.amx import AMX_WAITS, amx_cycles, amx_entry_cycles
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
     core_waves,
@@ -390,8 +390,10 @@ def _task(
         rate = min(source.gbps, source.total_gbps / cores) if source.total_gbps else source.gbps
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
-        if level is hw.levels[1]:
-            continue  # the second level answers soon enough
+        if level is hw.levels[1]:  # the second level answers soon enough, but for whole matrices
+            if plan.instruction == AMX:
+                compute_us = overlapped_us(compute_us, moved / (rate * 1e3), AMX_WAITS)
+            continue
         again_bytes = max(0.0, moved - panels_bytes - once_bytes)
         again_us = again_bytes / (rate * 1e3)
         waited_us = (far_loss(hw, ahead=False) - OVERLAP_LOSS) * min(compute_us, again_us)

@@ -30,6 +30,7 @@ LEVELS = {
         "tvm_lowering",
         "tvm_rounding",
         "tvm_steal",
+        "tvm_tables",
         "without_torch",
     },
     1: {"tile", "hardware"},

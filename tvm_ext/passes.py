@@ -32,6 +32,7 @@ from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.keep_bytes import KeepBytes
 from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.look_up_bytes import LookUpBytes
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_scan import LowerScan
 from tvm_ext.graph.lower_split import LowerSplit
@@ -81,6 +82,7 @@ __all__ = [
     "FuseTiles",
     "KeepBytes",
     "Legalise",
+    "LookUpBytes",
     "LowerEinsum",
     "LowerScan",
     "LowerSplit",
@@ -151,6 +153,7 @@ def graph_passes(
         *in_parts,
         MultiplyBytes(hardware),
         KeepBytes(),
+        LookUpBytes(hardware),
         AddBytes(),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),

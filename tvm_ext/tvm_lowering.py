@@ -21,6 +21,7 @@ from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
+from tvm_ext.tvm_tables import pick_bytes
 
 PASS_CONFIG: dict[str, Any] = {
     "s_tir.LoopPartition": {"partition_const_loop": True},
@@ -161,6 +162,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
                 use_amx,
                 fuse_dots,
                 round_once,
+                pick_bytes,
                 plain_indices,
                 steal_tasks,
                 place_buffers,

@@ -19,7 +19,8 @@ In the order the pipeline runs them:
   slice_in_place  steps of a sequence that is taken apart are read where they lie
   multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
                  (weight_steps: which floats are integers times a step)
-  keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes
+  keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes;
+                 look_up_bytes: functions of a byte are tables
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once

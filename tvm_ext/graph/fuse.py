@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, relax, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, relax, tvm
+
+ELEMENTWISE = "tvm_ext.elementwise"
+"""Attribute of functions that work element by element where TVM does not see it: it takes a lookup
+for something it must not fuse."""
+_PATTERN, _BY_ELEMENT = "op_pattern", 0
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkElementwise")
+def _mark_elementwise(mod: IRModule, _: Any) -> IRModule:
+    """Gives such functions TVM's own pattern, which it does not take from others."""
+    result = mod.clone()
+    for variable, function in mod.functions.items():
+        if isinstance(function, PrimFunc) and function.attrs and ELEMENTWISE in function.attrs:
+            result[variable] = function.with_attr(_PATTERN, _BY_ELEMENT)
+    return result
 
 
 @tvm.transform.module_pass(opt_level=0, name="Fuse")
@@ -21,6 +36,7 @@ class Fuse:
         return tvm.transform.Sequential(
             [
                 transform.AnnotateTIROpPattern(),
+                _mark_elementwise,
                 transform.FuseOps(),
                 transform.FuseTIR(),
                 transform.RewriteDataflowReshape(),

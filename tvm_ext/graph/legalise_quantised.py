@@ -28,7 +28,7 @@ def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
     dtype, known = str(call.ty.dtype.dtype), constant_array(scale)
     if known_extents(x) is None or dtype not in BYTES:
         return None
-    bounds = [tirx.const(v, "float32") for v in _limits(dtype)]
+    bounds = [tirx.const(v, "float32") for v in limits(dtype)]
     inverse = (
         None if known is None else constant((1.0 / known.astype(np.float64)).astype("float32"))
     )
@@ -119,6 +119,7 @@ def as_integer(point: Any) -> Any:
     return point if array is None else constant(array.astype(np.int32))
 
 
-def _limits(dtype: str) -> tuple[int, int]:
+def limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)

@@ -55,7 +55,7 @@ def _read(path: Path, static: HardwareModel) -> HardwareModel | None:
     except (OSError, msgspec.DecodeError):
         return None
     same = kept.fingerprint() == static.fingerprint() and kept.target == static.target
-    return kept if same else None
+    return kept if same and kept.isa == static.isa else None
 
 
 def _measure(run: Callable[[], HardwareModel], path: Path, static: HardwareModel) -> HardwareModel:

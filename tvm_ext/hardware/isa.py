@@ -20,6 +20,7 @@ _LLVM_NAME = {
     "avx512bw": "avx512bw",
     "avx512dq": "avx512dq",
     "avx512vl": "avx512vl",
+    "avx512vbmi": "avx512vbmi",
     "avx512_vnni": "avx512vnni",
     "avx512_bf16": "avx512bf16",
     "avx512_fp16": "avx512fp16",

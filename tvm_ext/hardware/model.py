@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
+UNPLANNED = frozenset({"avx512vbmi"})
+"""Features that decide how some kernels are written, but not which plans are good: logs hold with
+and without them."""
+
 
 class MemoryLevel(msgspec.Struct, frozen=True):
     """One level of the memory hierarchy as one core sees it."""
@@ -87,7 +91,7 @@ class HardwareModel(msgspec.Struct, frozen=True):
             self.vector_bytes,
             self.vector_registers,
             tuple((x.name, x.size_bytes) for x in self.levels if x.name != "dram"),
-            tuple(sorted(self.isa)),
+            tuple(sorted(set(self.isa) - UNPLANNED)),
             self.target.get("mcpu") or self.target.get("arch") or "",
         )
         return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:12]

@@ -3,7 +3,8 @@
   align  the few extents worth considering on a machine
   register  the register tiles made of them; amx: those for a matrix unit
   order  of the loops
-  perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way
+  perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way;
+         company what a plan costs the kernels before and after
   stream  groups that touch each byte once, row by row or element by element
   chain  a product between two transforms (Winograd);  attention: a softmax between two products
   chunk  how much of a long reduction a core's own cache holds
@@ -14,7 +15,8 @@
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
 
-from tvm_ext.picker.perf import Candidate, Estimate, estimate, exchange_us
+from tvm_ext.picker.company import exchange_us
+from tvm_ext.picker.perf import Candidate, Estimate, estimate
 from tvm_ext.picker.pick import PICKED, pick, pick_strips
 from tvm_ext.picker.predict import predict
 from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes

@@ -21,8 +21,6 @@ from tvm_ext.picker.traffic import (
     core_waves,
     far_loss,
     finishing_us,
-    gathered_us,
-    handed_on_us,
     loose_us,
     overlapped_us,
     packed_bytes,
@@ -47,7 +45,6 @@ from tvm_ext.tile.classify import (
     window_weights,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
-from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.nest import Nest, crowding
 from tvm_ext.tile.plan import TilePlan
@@ -64,10 +61,6 @@ exponent of their norm: what is late by chance is made up for only where others 
 of 4, 5, 6, 8 and 14 rows by 2: 1.25, 1.13, 1.07, 1.05 and 1.06 of the time of issuing them)."""
 EVEN_TASKS = 8
 """Tasks per core from which an uneven share no longer matters."""
-SHARED_OUT = ("tile", "split")
-"""Rules whose plans cut what cores share out in different ways."""
-IN_ORDER = ("flat", "rows")
-"""Rules whose plans go through memory once, on one core or on all."""
 TASK_CYCLES = 40.0
 """Taking up a core tile: its place worked out from the task's number by divisions."""
 PIECE_CYCLES = 8.0
@@ -86,8 +79,6 @@ CROWDED_STALL = 0.5
 """Part of the time of bytes in crowded rows that holds the work up, each time that they overfill
 their sets: lines asked for ahead push each other out (a row by 512 x 2048, read 16, 32, 64 and 128
 columns at a time: 90, 79, 37 and 26 us; by 512 x 2016: 35, 25, 27 and 26)."""
-TOLD_APART = 1.002
-"""Factor between predictions below which they say nothing."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -282,53 +273,6 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
     aside_us = prologue_us(graph, plan, hw) + staging_us(graph, plan, hw)
     aside_us += loose_us(graph, plan, hw) + finishing_us(graph, plan, hw)
     return Estimate(latency_us + launch_us + aside_us, compute_us, memory_us, bound, aside_us)
-
-
-def in_company(
-    graph: TileGraph, ranked: list[Candidate], hw: HardwareModel, *, alone: bool = False
-) -> list[Candidate]:
-    """The candidates with the one first that is best between other kernels, or `alone`; of those
-    that the model does not tell apart, the one that writes fewest pieces of memory."""
-    if not ranked or ranked[0].plan.rule not in SHARED_OUT:
-        return ranked
-    tiles = [candidate for candidate in ranked if candidate.plan.rule in SHARED_OUT]
-    times = [one.estimate.latency_us for one in tiles]
-    if not alone:
-        times = [
-            us + exchange_us(graph, one.plan, hw) for one, us in zip(tiles, times, strict=True)
-        ]
-    close = [one for one, us in zip(tiles, times, strict=True) if us <= TOLD_APART * min(times)]
-    nodes = graph.nodes
-    first = min(close, key=lambda one: pieces(nodes[one.plan.anchor], one.plan.at("core")))
-    return [first, *(candidate for candidate in ranked if candidate is not first)]
-
-
-def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
-    """What a plan costs the kernels before and after it: activations that other cores have or want,
-    as far as caches of a core hold them.
-
-    Kernels share their outermost axis out where they can, and what a core has written the next
-    kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
-    (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
-    share out the columns of what is summed over its rows. One core alone fetches it all.
-    """
-    if plan.rule in IN_ORDER and not plan.parallel:
-        return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
-    if plan.rule != "tile" or plan.also:
-        return 0.0
-    node, core = graph.nodes[plan.anchor], plan.at("core")
-    long = [axis for axis in node.space if node.axes[axis].extent > 1]
-    cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
-    if plan.parallel and cut == long[:1] and not sums_columns(graph, node):
-        return 0.0
-    # weights come from memory, whoever reads them
-    whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
-    weights = {access.tensor for access in (*packed_reads(node), *whole)}
-    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
-    exchanged = max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))
-    if not plan.parallel:
-        return gathered_us(exchanged, hw)
-    return handed_on_us(exchanged, hw.cores, hw)
 
 
 def pieces(node: TileNode, tile: Tile) -> int:

@@ -28,14 +28,13 @@ from tvm_ext.picker.anchor import (
 from tvm_ext.picker.attention import attention_candidates
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.chunk import in_chunks, needs_chunks
+from tvm_ext.picker.company import exchange_us, in_company
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.order import loop_order, plain_order
 from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
-    exchange_us,
-    in_company,
     together,
 )
 from tvm_ext.picker.register import register_tiles

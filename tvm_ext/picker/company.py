@@ -1,0 +1,65 @@
+"""Plans of a kernel between others of a model: what they cost the kernels before and after."""
+
+from __future__ import annotations
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.perf import Candidate, pieces
+from tvm_ext.picker.traffic import gathered_us, handed_on_us
+from tvm_ext.tile.classify import packed_reads
+from tvm_ext.tile.fuse import sums_columns
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import TilePlan
+
+SHARED_OUT = ("tile", "split")
+"""Rules whose plans cut what cores share out in different ways."""
+IN_ORDER = ("flat", "rows")
+"""Rules whose plans go through memory once, on one core or on all."""
+TOLD_APART = 1.002
+"""Factor between predictions below which they say nothing."""
+
+
+def in_company(
+    graph: TileGraph, ranked: list[Candidate], hw: HardwareModel, *, alone: bool = False
+) -> list[Candidate]:
+    """The candidates with the one first that is best between other kernels, or `alone`; of those
+    that the model does not tell apart, the one that writes fewest pieces of memory."""
+    if not ranked or ranked[0].plan.rule not in SHARED_OUT:
+        return ranked
+    tiles = [candidate for candidate in ranked if candidate.plan.rule in SHARED_OUT]
+    times = [one.estimate.latency_us for one in tiles]
+    if not alone:
+        times = [
+            us + exchange_us(graph, one.plan, hw) for one, us in zip(tiles, times, strict=True)
+        ]
+    close = [one for one, us in zip(tiles, times, strict=True) if us <= TOLD_APART * min(times)]
+    nodes = graph.nodes
+    first = min(close, key=lambda one: pieces(nodes[one.plan.anchor], one.plan.at("core")))
+    return [first, *(candidate for candidate in ranked if candidate is not first)]
+
+
+def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """What a plan costs the kernels before and after it: activations that other cores have or want,
+    as far as caches of a core hold them.
+
+    Kernels share their outermost axis out where they can, and what a core has written the next
+    kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
+    (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
+    share out the columns of what is summed over its rows. One core alone fetches it all.
+    """
+    if plan.rule in IN_ORDER and not plan.parallel:
+        return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
+    if plan.rule != "tile" or plan.also:
+        return 0.0
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    long = [axis for axis in node.space if node.axes[axis].extent > 1]
+    cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
+    if plan.parallel and cut == long[:1] and not sums_columns(graph, node):
+        return 0.0
+    # weights come from memory, whoever reads them
+    whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
+    weights = {access.tensor for access in (*packed_reads(node), *whole)}
+    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
+    exchanged = max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))
+    if not plan.parallel:
+        return gathered_us(exchanged, hw)
+    return handed_on_us(exchanged, hw.cores, hw)

@@ -1,0 +1,78 @@
+"""Tables of 256 bytes, looked up for whole vectors where they fit its registers.
+
+    table[int32(bytes)]  →  select(bytes < 128, vpermi2b(table[0:128]), vpermi2b(table[128:256]))
+
+An instruction of AVX-512 VBMI picks 64 bytes at once out of 128; a table is four registers. TVM
+loads a vector whose places are data element by element, and that is what other machines do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext.tvm_api import IRModule, PrimFunc, TensorLoad, structural_map, tirx, tvm
+
+ISA = "avx512vbmi"
+"""The instruction set that has it."""
+ENTRIES = 256
+_PICK = "llvm.x86.avx512.vpermi2var.qi.512"
+_WIDE = 64
+"""Bytes of a register."""
+
+
+def looked_up(table: Any, octet: Any) -> Any:
+    """The entry of a table that a byte, without a sign or as if it had none, is the number of."""
+    return table[octet.astype("uint8").astype("int32")]
+
+
+def _lanes(expr: Any) -> int:
+    return int(tvm.runtime.DataType(str(expr.ty.dtype)).lanes)
+
+
+def _has_it(target: Any) -> bool:
+    """Whether LLVM may use the instruction."""
+    return ISA in map(str, tvm.target.codegen.llvm_get_cpu_features(target))
+
+
+def _is_table(load: Any) -> bool:
+    """Whether a load is that of a vector of entries of one table."""
+    source = load.source
+    if str(source.dtype) not in ("uint8", "int8") or len(load.indices) != 1:
+        return False
+    (place,), (extent,) = load.indices, source.shape
+    entries = isinstance(extent, tirx.IntImm) and int(extent) == ENTRIES
+    octets = isinstance(place, tirx.Cast) and str(place.value.ty.dtype).startswith("uint8x")
+    return entries and octets and _lanes(place) in (16, 32, _WIDE)
+
+
+def _picked(load: Any) -> Any:
+    if not _is_table(load):
+        return load
+    octets, kind = load.indices[0].value, str(load.source.dtype)
+    lanes = _lanes(octets)
+    for width in range(lanes, _WIDE, lanes) if lanes < _WIDE else ():
+        if _lanes(octets) == _WIDE:
+            break
+        rest = tirx.Broadcast(tirx.const(0, "uint8"), _lanes(octets))
+        octets = tirx.call_intrin(f"uint8x{2 * width}", "tirx.vectorcombine", octets, rest)
+    parts = [
+        tirx.BufferLoad(load.source, [tirx.Ramp(tirx.const(at, "int32"), 1, _WIDE)])
+        for at in range(0, ENTRIES, _WIDE)
+    ]
+    halves = [
+        tirx.call_llvm_pure_intrin(f"{kind}x{_WIDE}", _PICK, parts[at], octets, parts[at + 1])
+        for at in (0, 2)
+    ]
+    found = tirx.Select(octets < tirx.Broadcast(tirx.const(128, "uint8"), _WIDE), *halves)
+    while _lanes(found) > lanes:
+        found = tirx.call_intrin(f"{kind}x{_lanes(found) // 2}", "tirx.vectorlow", found)
+    return found
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="PickBytes")
+def pick_bytes(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Vectors of entries by one instruction, where the function's target has it."""
+    target = func.attrs.get("target", None) if func.attrs else None
+    if target is None or str(target.kind) != "llvm" or not _has_it(target):
+        return func
+    return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))

@@ -22,10 +22,10 @@ LATENCY_CYCLES = 52.0
 """Until a sum can be added to again."""
 ROWS_PER_CYCLE = 2.0
 """Loaded from the first level, 64 bytes each."""
-AMX_WAITS = 0.45
-"""Part of the time of what comes from the second level that holds the unit up: a matrix is loaded
-at once, not line by line as it is needed (128 rows of 768 bytes by 384 columns: 16 lines for each
-product, and 27 cycles where they lie in the first level 16)."""
+AMX_WAITS = 0.5
+"""Part of the time of what comes from the second level that holds a busy unit up: a matrix is
+loaded at once, not line by line as it is needed (128 rows of 768 bytes by 384 columns: 16 lines for
+each product, and 27 cycles where they lie in the first level 16)."""
 LEAVING_CYCLES = 2.0
 """A row of sums on its way through memory to an epilogue."""
 
@@ -72,6 +72,12 @@ def amx_cycles(unit: Matrices, register: Tile) -> float:
     busy = max(count * max(LEAST_CYCLES, float(unit.rows)), LATENCY_CYCLES)
     loads = unit.down * unit.rows + unit.across * register.extents[unit.dot]
     return max(busy, loads / ROWS_PER_CYCLE)
+
+
+def amx_busy(unit: Matrices) -> float:
+    """Part of a pass in which the unit is not waiting for its own sums."""
+    busy = unit.down * unit.across * max(LEAST_CYCLES, float(unit.rows))
+    return min(1.0, busy / LATENCY_CYCLES)
 
 
 def amx_entry_cycles(unit: Matrices) -> float:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.amx import AMX_WAITS, amx_cycles, amx_entry_cycles
+from tvm_ext.picker.amx import AMX_WAITS, amx_busy, amx_cycles, amx_entry_cycles
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
     core_waves,
@@ -335,8 +335,11 @@ def _task(
         if moved / (rate * 1e3) > memory_us:
             memory_us, bound = moved / (rate * 1e3), source.name
         if level is hw.levels[1]:  # the second level answers soon enough, but for whole matrices
-            if plan.instruction == AMX:
-                compute_us = overlapped_us(compute_us, moved / (rate * 1e3), AMX_WAITS)
+            unit = matrices(graph, node, plan.at("register")) if plan.instruction == AMX else None
+            if unit is not None:
+                busy_us = compute_us * amx_busy(unit)
+                held_up_us = overlapped_us(busy_us, moved / (rate * 1e3), AMX_WAITS)
+                compute_us = max(compute_us, held_up_us)
             continue
         again_bytes = max(0.0, moved - panels_bytes - once_bytes)
         again_us = again_bytes / (rate * 1e3)

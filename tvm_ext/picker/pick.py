@@ -301,7 +301,9 @@ def tile_plans(
         ]
     first = [tile for tile, _ in choices[:REGISTER_TILES]]
     chunked = core_tiles is None and needs_chunks(graph, node, first, hw)
-    for register, instruction in choices[: max(REGISTER_TILES, count // 4)]:
+    few = choices[: max(REGISTER_TILES, count // 4)]
+    # of matrices cycles alone say little: what they wait for depends on the loops around them
+    for register, instruction in [*few, *(one for one in choices[len(few) :] if one[1] == AMX)]:
         least_us = cycles[register, instruction] / hw.cores / hw.clock_ghz / 1e3
         if len(best) >= count and least_us > best[count - 1]:
             continue

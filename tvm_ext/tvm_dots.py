@@ -69,9 +69,20 @@ def _written_out(a: Any, b: Any) -> Any:
     total = None
     for place in range(BYTES):
         unsigned = (a >> (8 * place)) & 255
-        signed = (b << (8 * (BYTES - 1 - place))) >> (8 * (BYTES - 1))
+        signed = _signed(b, place)
         total = unsigned * signed if total is None else total + unsigned * signed
     return total
+
+
+def _signed(b: Any, place: int) -> Any:
+    """A byte of an operand with its sign. Of a number TVM works out shifts in more bits than it
+    has."""
+    if isinstance(b, tirx.Broadcast):
+        return tirx.Broadcast(_signed(b.value, place), b.lanes)
+    if isinstance(b, tirx.IntImm):
+        octet = int(b) >> (8 * place) & 255
+        return tirx.const(octet - 256 * (octet > 127), "int32")
+    return (b << (8 * (BYTES - 1 - place))) >> (8 * (BYTES - 1))
 
 
 def _sum(node: Any) -> Any:

@@ -225,3 +225,57 @@ def test_bytes_of_unlike_scales_are_joined(tmp_path: Path) -> None:
     apart = np.abs(y.astype(int) - expected)
     assert apart.max() <= 1  # where a quotient lies within a rounding of a half
     assert (apart > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("shape", "terms", "columns", "points"),
+    [
+        ((2, 3, 16), 32, 48, (0, 128)),
+        ((2, 3, 16), 32, 48, (7, 128)),
+        ((4, 19), 197, 64, (0, 90)),
+        ((5,), 13, 7, (200, 3)),
+        ((1, 40), 64, 197, (121, 140)),
+    ],
+)
+def test_products_of_two_tensors(
+    shape: tuple[int, ...], terms: int, columns: int, points: tuple[int, int], tmp_path: Path
+) -> None:
+    """Sums of rows and of columns make up for zero points, whatever they are."""
+    scales = np.float32(0.02), np.float32(0.05)
+    x = RANDOM.normal(size=(*shape, terms)).astype(np.float32)
+    batch = shape[:-1]
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, np.ndarray] = {}
+    given = np.concatenate(
+        [x.reshape(*batch, -1), RANDOM.normal(size=(*batch, terms * columns))], -1
+    )
+    given = given.astype(np.float32)
+    ends = shape[-1] * terms, given.shape[-1]
+    parts = {"a": (*shape, terms), "b": (*batch, terms, columns)}
+    for place, (name, whole) in enumerate(parts.items()):
+        constants |= {
+            f"{name}_begin": np.array([ends[0] * place], np.int64),
+            f"{name}_end": np.array([ends[place]], np.int64),
+            f"{name}_shape": np.array(whole, np.int64),
+            f"{name}_s": scales[place],
+            f"{name}_p": np.array(points[place], np.uint8),
+        }
+        axes = f"{name}_axes"
+        constants[axes] = np.array([given.ndim - 1], np.int64)
+        cut = [f"{name}_begin", f"{name}_end", axes]
+        nodes += [
+            helper.make_node("Slice", ["x", *cut], [f"{name}_flat"]),
+            helper.make_node("Reshape", [f"{name}_flat", f"{name}_shape"], [f"{name}_f"]),
+            helper.make_node(
+                "QuantizeLinear", [f"{name}_f", f"{name}_s", f"{name}_p"], [f"{name}_q"]
+            ),
+            helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s", f"{name}_p"], [name]),
+        ]
+    nodes.append(helper.make_node("MatMul", ["a", "b"], ["y"]))
+    model = compiled(nodes, constants, given.shape, TensorProto.FLOAT, tmp_path)
+    assert any("matmul_bytes" in group.kind for group in model.manifest.groups)
+    a = quantised(given[..., : ends[0]].reshape(parts["a"]), scales[0], points[0], "uint8")
+    b = quantised(given[..., ends[0] :].reshape(parts["b"]), scales[1], points[1], "uint8")
+    expected = (a - points[0]) @ (b - points[1]) * (float(scales[0]) * float(scales[1]))
+    (y,) = model(given)
+    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max())

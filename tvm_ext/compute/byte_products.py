@@ -18,12 +18,14 @@ import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
-from tvm_ext.compute.dense import dense
+from tvm_ext.compute.dense import dense, matmul
 from tvm_ext.tvm_api import te, tirx
 from tvm_ext.tvm_dots import BYTES, dot
 
 Tensor = Any
 _EACH_BYTE = 0x01010101
+_SIGNS = -0x7F7F7F80
+"""0x80808080."""
 
 
 def in_fours(weight: np.ndarray) -> np.ndarray:
@@ -91,6 +93,85 @@ def conv_transpose_bytes(
     return te.compute(total.shape, element, name="shifted")
 
 
+def rows_in_fours(x: Tensor) -> Tensor:
+    """uint8 [.., K, N]  →  int32 [.., K/4, N], four rows side by side, each byte less 128 as one
+    with a sign; the last four are filled up with zeros."""
+    *_, rows, columns = (int(extent) for extent in x.shape)
+
+    def body(*at: Any) -> Any:
+        *outer, r, c = at
+        octets = []
+        for i in range(BYTES):
+            row = BYTES * r + i
+            octet = x(*outer, tirx.min(row, rows - 1), c).astype("int32")
+            if rows % BYTES:
+                octet = tirx.Select(row < rows, octet, tirx.const(_SIGNS & 255, "int32"))
+            octets.append(octet << 8 * i)
+        return reduce(operator.or_, octets) ^ tirx.const(_SIGNS, "int32")
+
+    return te.compute((*x.shape[:-2], -(-rows // BYTES), columns), body, name="rows_in_fours")
+
+
+def matmul_bytes(
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    *sums: Tensor,
+    lanes: int,
+    of_rows: bool,
+    of_columns: bool,
+) -> Tensor:
+    """a int32 [batch.., M, K/4] times b int32 [batch.., K/4, N] less what is said of each row,
+    int32 [batch.., M, 1], and of each column, [batch.., 1, N], times one number; float32
+    [batch.., M, N]."""
+    total = matmul(a, b, lanes, product=dot)
+
+    def element(*at: Any) -> Any:
+        *batch, i, j = at
+        shifted = total(*at)
+        if of_rows:
+            shifted = shifted - sums[0](*batch, i, 0)
+        if of_columns:
+            shifted = shifted - sums[-1](*batch, 0, j)
+        return shifted.astype("float32") * _number(scale, "float32")
+
+    return te.compute(total.shape, element, name="shifted")
+
+
+def row_sums(a: Tensor, factor: Tensor) -> Tensor:
+    """The bytes of each row of int32 [.., M, K/4] times a number, int32 [.., M, 1]."""
+    *outer, rows, terms = a.shape
+    q = te.reduce_axis((0, int(terms)), name="q")
+    ones = tirx.const(_EACH_BYTE, "int32")
+
+    def total(*at: Any) -> Any:
+        return te.sum(dot(a(*at, q), ones), axis=q)
+
+    summed = te.compute((*outer, rows), total, name="row_sums")
+    shape = (*outer, rows, 1)
+    return te.compute(shape, lambda *at: summed(*at[:-1]) * _number(factor), name="of_rows")
+
+
+def column_sums(b: Tensor, factor: Tensor, less: Tensor) -> Tensor:
+    """The bytes, with a sign, of each column of int32 [.., K/4, N] times a number less another one,
+    int32 [.., 1, N]."""
+    *outer, terms, columns = b.shape
+    q = te.reduce_axis((0, int(terms)), name="q")
+    ones = tirx.const(_EACH_BYTE, "int32")
+
+    def total(*at: Any) -> Any:
+        *batch, j = at
+        return te.sum(dot(ones, b(*batch, q, j)), axis=q)
+
+    summed = te.compute((*outer, columns), total, name="column_sums")
+
+    def element(*at: Any) -> Any:
+        *batch, _, j = at
+        return summed(*batch, j) * _number(factor) - _number(less)
+
+    return te.compute((*outer, 1, columns), element, name="of_columns")
+
+
 def _shifted(total: Tensor, sums: Tensor, point: Tensor | None) -> Tensor:
     def element(*at: Any) -> Any:
         shift = sums(at[-1]) if point is None else _number(point) * sums(at[-1])
@@ -99,5 +180,5 @@ def _shifted(total: Tensor, sums: Tensor, point: Tensor | None) -> Tensor:
     return te.compute(total.shape, element, name="shifted")
 
 
-def _number(point: Tensor) -> Any:
-    return point(*(0 for _ in point.shape)).astype("int32")
+def _number(point: Tensor, dtype: str = "int32") -> Any:
+    return point(*(0 for _ in point.shape)).astype(dtype)

@@ -51,8 +51,14 @@ def dense(
     return crop(te.compute((*x.shape[:-1], blocks * block), body, name="dense"), columns)
 
 
-def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
-    """a [batch.., M, K] times b [batch.., K, N]; batch axes are equal, or 1, or missing.
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    lanes: int,
+    product: Callable[[Any, Any], Any] = operator.mul,
+) -> Tensor:
+    """a [batch.., M, K] times b [batch.., K, N]; batch axes are equal, or 1, or missing. `product`
+    is that of two elements.
 
     N is padded to whole vectors first: the copy of b is small beside the product, and the product
     then has no vector tail.
@@ -60,7 +66,8 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
     columns = int(b.shape[-1])
     if columns % lanes:
         after = [*(0 for _ in b.shape[:-1]), padded(columns, lanes) - columns]
-        b = topi.nn.pad(b, [0] * len(b.shape), after, name="pad_columns")
+        nothing = tirx.const(0, b.dtype)
+        b = topi.nn.pad(b, [0] * len(b.shape), after, nothing, name="pad_columns")
     k = te.reduce_axis((0, int(b.shape[-2])), name="k")
 
     rank = max(len(a.shape), len(b.shape)) - 2
@@ -79,7 +86,7 @@ def matmul(a: Tensor, b: Tensor, lanes: int) -> Tensor:
 
     def body(*at: Any) -> Any:
         *batch, i, j = at
-        return te.sum(a(*own(a, batch), i, k) * b(*own(b, batch), k, j), axis=k)
+        return te.sum(product(a(*own(a, batch), i, k), b(*own(b, batch), k, j)), axis=k)
 
     shape = (*batch_shape, a.shape[-2], b.shape[-1])
     return crop(te.compute(shape, body, name="matmul"), columns)

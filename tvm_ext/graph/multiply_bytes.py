@@ -15,6 +15,7 @@ without a sign:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,11 +23,15 @@ import msgspec
 import numpy as np
 
 from tvm_ext.compute.byte_products import (
+    column_sums,
     conv_bytes,
     conv_transpose_bytes,
     dense_bytes,
     in_fours,
+    matmul_bytes,
     planes_in_fours,
+    row_sums,
+    rows_in_fours,
 )
 from tvm_ext.compute.conv import pack_weight
 from tvm_ext.compute.conv_transpose import by_phase, pack_transposed
@@ -124,7 +129,9 @@ class _Rewriter(relax.PyExprMutator):
 
     def _product(self, call: Any) -> Any:
         weight, data = constant_array(call.args[1]), self._bytes(call.args[0])
-        if data is None or weight is None or weight.ndim != 2 or len(weight) > MOST_TERMS:
+        if weight is None:
+            return self._of_two(call)
+        if data is None or weight.ndim != 2 or len(weight) > MOST_TERMS:
             return call
         stepped = steps_of(weight.T)
         if stepped is None:
@@ -136,6 +143,37 @@ class _Rewriter(relax.PyExprMutator):
         if not stepped.middles.any():
             return y
         return self._with_middles(y, relax.op.sum(call.args[0], [-1], keepdims=True), stepped)
+
+    def _of_two(self, call: Any) -> Any:
+        """A product of two tensors that a run makes, whose numbers are known:
+
+        sum (a - p) * (b - q) = sum a * b' - q' * sum a - (p * sum b' - K * p * q')
+            with b' = b - 128 and q' = q - 128
+        """
+        a, b = (self._bytes(one) for one in call.args)
+        if a is None or b is None or not isinstance(a.point, int) or not isinstance(b.point, int):
+            return call
+        terms, rank = a.shape[-1], len(a.shape)
+        if len(b.shape) != rank or rank < 2 or terms > MOST_TERMS or a.shape[:-2] != b.shape[:-2]:
+            return call
+        point, other = a.point, b.point - SIGN
+        emit_te, words = self.builder_.emit_te, self._in_fours(a)
+        columns = emit_te(rows_in_fours, b.given, primfunc_name_hint="rows_in_fours")
+        sums = []
+        if other:
+            sums.append(emit_te(row_sums, words, _integer(other), primfunc_name_hint="row_sums"))
+        if point:
+            numbers = _integer(point), _integer(terms * point * other)
+            sums.append(emit_te(column_sums, columns, *numbers, primfunc_name_hint="column_sums"))
+        return self.builder_.call_te(
+            partial(matmul_bytes, lanes=self._lanes, of_rows=bool(other), of_columns=bool(point)),
+            words,
+            columns,
+            constant(np.asarray(a.scale * b.scale, np.float32)),
+            *sums,
+            primfunc_name_hint="matmul_bytes",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
 
     def _convolution(self, call: Any) -> Any:
         attrs, name = call.attrs, op_name(call)
@@ -283,6 +321,11 @@ def _sums(stepped: Stepped) -> np.ndarray:
     """Those of each column's integers."""
     integers = stepped.integers
     return integers.reshape(len(integers), -1).sum(axis=1, dtype=np.int32)
+
+
+def _integer(value: int) -> Any:
+    """A number as an operand: equal kernels are one, whatever theirs."""
+    return constant(np.asarray(value, np.int32))
 
 
 def _moved(point: Any) -> Any:

@@ -42,6 +42,7 @@ from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.multiply_bytes import MultiplyBytes
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
+from tvm_ext.graph.quantise_early import QuantiseEarly
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_concats import SinkConcats
@@ -92,6 +93,7 @@ __all__ = [
     "Normalise",
     "Plan",
     "PlanMemory",
+    "QuantiseEarly",
     "ReadPlanes",
     "Share",
     "SinkConcats",
@@ -151,6 +153,7 @@ def graph_passes(
         ReadPlanes(),
         Normalise(),
         *in_parts,
+        QuantiseEarly(),
         MultiplyBytes(hardware),
         KeepBytes(),
         LookUpBytes(hardware),

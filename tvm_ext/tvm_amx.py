@@ -337,11 +337,13 @@ def _requested(scope: Any) -> Any:
 
 
 def _has_dots(stmt: Any) -> bool:
-    """Whether there are dots of scalars left."""
+    """Whether there are dots of two tensors' elements left, one by one."""
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if is_dot(call) and str(call.ty.dtype) == "int32":
+        if not is_dot(call) or str(call.ty.dtype) != "int32":
+            return
+        if all(isinstance(one, TensorLoad) for one in operands(call)):
             found.append(call)
 
     structural_walk(stmt, [(ir.Call, look)])

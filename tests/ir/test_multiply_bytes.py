@@ -76,6 +76,15 @@ def product_of_columns(emit: Any, x: Any) -> Any:
     return op.matmul(rows, constant(WEIGHT))
 
 
+def product_of_two(turned: bool) -> Body:
+    def body(emit: Any, x: Any) -> Any:
+        right = emit(op.permute_dims(x, [0, 2, 1])) if turned else x
+        floats = [emit(op.dequantize(one, SCALE, POINT, axis=1)) for one in (x, right)]
+        return op.matmul(*floats)
+
+    return body
+
+
 def transposed(emit: Any, x: Any) -> Any:
     floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
     filters = constant((INTEGERS[:, :, None, None] * np.full((2, 2), 0.5)).astype(np.float32))
@@ -116,11 +125,21 @@ def convolution(layout: str, filters: np.ndarray = FILTERS, groups: int = 1) -> 
             (8, 3),
             ["permute_dims", "reshape", "memory.view", "dense_bytes", "multiply"],
         ),
+        (
+            product_of_two(False),
+            (2, 8, 8),
+            ["memory.view", "rows_in_fours", "row_sums", "column_sums", "matmul_bytes"],
+        ),
+        (
+            product_of_two(True),
+            (2, 5, 8),
+            ["memory.view"] * 2 + ["turned_in_fours", "row_sums", "column_sums", "matmul_bytes"],
+        ),
         (transposed, (1, 5, 5, 8), ["memory.view", "conv2d_transpose_bytes", "multiply"]),
     ],
     ids=[
         *("product", "odd_rows", "of_integers", "convolution", "planes"),
-        *("moved", "transposed"),
+        *("moved", "of_two", "of_one_turned", "transposed"),
     ],
 )
 def test_products_of_bytes_are_taken_four_by_four(

@@ -17,6 +17,7 @@ In the order the pipeline runs them:
   read_planes    convolutions of few channels take planes as they are
   split_reductions  columns in parts, where rows of the same tensor are reduced too
   slice_in_place  steps of a sequence that is taken apart are read where they lie
+  quantise_early  what is only moved before it is quantised is quantised first
   multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
                  (weight_steps: which floats are integers times a step)
   keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes;

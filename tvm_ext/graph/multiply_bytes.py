@@ -32,6 +32,7 @@ from tvm_ext.compute.byte_products import (
     planes_in_fours,
     row_sums,
     rows_in_fours,
+    turned_in_fours,
 )
 from tvm_ext.compute.conv import pack_weight
 from tvm_ext.compute.conv_transpose import by_phase, pack_transposed
@@ -158,7 +159,7 @@ class _Rewriter(relax.PyExprMutator):
             return call
         point, other = a.point, b.point - SIGN
         emit_te, words = self.builder_.emit_te, self._in_fours(a)
-        columns = emit_te(rows_in_fours, b.given, primfunc_name_hint="rows_in_fours")
+        columns = self._columns_in_fours(b)
         sums = []
         if other:
             sums.append(emit_te(row_sums, words, _integer(other), primfunc_name_hint="row_sums"))
@@ -174,6 +175,19 @@ class _Rewriter(relax.PyExprMutator):
             primfunc_name_hint="matmul_bytes",
             primfunc_attrs=FUSES_EPILOGUE,
         )
+
+    def _columns_in_fours(self, data: _Bytes) -> Any:
+        """A tensor of bytes with a sign, four of its rows side by side. Of one that was turned
+        round they lie so already."""
+        made, terms = bound(self, data.given), data.shape[-2]
+        axes = _axes(made)
+        if axes and axes[-2] == len(axes) - 1 and terms % BYTES == 0:
+            words = self._words(made.args[0])
+            name = "turned_in_fours"
+            return self.builder_.emit_te(
+                partial(turned_in_fours, axes=axes), words, primfunc_name_hint=name
+            )
+        return self.builder_.emit_te(rows_in_fours, data.given, primfunc_name_hint="rows_in_fours")
 
     def _convolution(self, call: Any) -> Any:
         attrs, name = call.attrs, op_name(call)
@@ -276,10 +290,19 @@ class _Rewriter(relax.PyExprMutator):
         if planes:
             return self.builder_.emit_te(planes_in_fours, given, primfunc_name_hint="fours")
         missing = -shape[-1] % BYTES
+        made = bound(self, given)
+        if not missing and _keeps_last(made):
+            source = made.args[0]
+            return self.builder_.emit(relax.op.permute_dims(self._words(source), made.attrs.axes))
         if missing:
             after = [0] * (2 * len(shape) - 1) + [missing]
             given = self.builder_.emit(relax.op.nn.pad(given, after))
-        fours = relax.ShapeExpr([*shape[:-1], (shape[-1] + missing) // BYTES])
+        return self._words(given)
+
+    def _words(self, given: Any) -> Any:
+        """Bytes four by four along the last axis, which is as long as some of them."""
+        *outer, last = static_extents(given.ty) or ()
+        fours = relax.ShapeExpr([*outer, last // BYTES])
         return self.builder_.emit(relax.op.memory.view(given, fours, "int32"))
 
     def _bytes(self, data: Any) -> _Bytes | None:
@@ -315,6 +338,19 @@ class _Rewriter(relax.PyExprMutator):
             return bool(known == np.rint(known))
         made = bound(self, point)
         return op_name(made) == "relax.astype" and "int" in str(made.args[0].ty.dtype.dtype)
+
+
+def _axes(made: Any) -> tuple[int, ...]:
+    """Those of a permutation; none of anything else."""
+    if op_name(made) != "relax.permute_dims" or made.attrs.axes is None:
+        return ()
+    return tuple(int(axis) for axis in made.attrs.axes)
+
+
+def _keeps_last(made: Any) -> bool:
+    """Whether what made a tensor permutes other axes than the last."""
+    axes = _axes(made)
+    return bool(axes) and axes[-1] == len(axes) - 1
 
 
 def _sums(stepped: Stepped) -> np.ndarray:

@@ -224,6 +224,7 @@ def make_manifest(
         model=lowered.name,
         hardware=lowered.hardware.fingerprint(),
         hardware_name=lowered.hardware.name,
+        isa=lowered.hardware.isa,
         target=str(target_of(lowered.hardware.target)),
         num_threads=lowered.hardware.cores,
         inputs=lowered.inputs,

@@ -7,12 +7,15 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
 import tvm_ext
+from tvm_ext.errors import ArtifactError
+from tvm_ext.runtime import executor
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.machine import LARGE_BYTES
 
@@ -121,3 +124,32 @@ def test_outputs_are_the_callers_alone(compiled: Compiled) -> None:
 def test_the_manifest_says_which_outputs_are_made_anew(compiled: Compiled) -> None:
     assert compiled.manifest.anywhere
     assert compiled.manifest.own_outputs == (0, 4)
+
+
+def needing(compiled: Compiled, *features: str, instruction: str = "fma") -> Compiled:
+    """The model as if it were compiled for a CPU with more, its kernels for an instruction."""
+    replace, manifest = msgspec.structs.replace, compiled.manifest
+    groups = [
+        replace(group, plan=replace(group.plan, instruction=instruction)) if group.plan else group
+        for group in manifest.groups
+    ]
+    isa = (*manifest.isa, *features)
+    return Compiled(compiled._module, replace(manifest, groups=tuple(groups), isa=isa))
+
+
+def test_what_this_cpu_lacks_is_named(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an instruction that it does not know ends the process."""
+    with pytest.raises(ArtifactError, match="a CPU with avx1024f, which this one lacks"):
+        needing(compiled, "avx1024f")(X)
+    less = tuple(name for name in compiled.manifest.isa if not name.startswith("amx"))
+    monkeypatch.setattr(executor, "cpu_features", lambda: less)
+    assert_right(needing(compiled, "amx-int8")(X), X)
+    with pytest.raises(ArtifactError, match="amx-int8"):
+        needing(compiled, "amx-int8", instruction="amx")(X)
+
+
+def test_where_the_system_tells_no_features_it_is_tried(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "cpu_features", lambda: ())
+    assert_right(needing(compiled, "avx1024f")(X), X)

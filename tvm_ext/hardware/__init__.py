@@ -15,12 +15,13 @@ from tvm_ext.hardware.catalog import get, names
 from tvm_ext.hardware.host import host
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 from tvm_ext.hardware.resolve import resolve, runs_here
-from tvm_ext.hardware.system import core_cpus, physical_cores
+from tvm_ext.hardware.system import core_cpus, cpu_features, physical_cores
 
 __all__ = [
     "HardwareModel",
     "MemoryLevel",
     "core_cpus",
+    "cpu_features",
     "get",
     "host",
     "names",

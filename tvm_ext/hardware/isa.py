@@ -36,6 +36,8 @@ _LLVM_NAME = {
     "sve2": "sve2",
 }
 
+AMX = "amx"
+"""What the features of x86's matrix unit begin with: LLVM uses it only where it is told to."""
 FEATURES = frozenset(_LLVM_NAME.values())
 """The features that decide code generation; all others are ignored."""
 

@@ -79,6 +79,13 @@ def cpu_name() -> str:
     return info.get("model name") or arm or platform.processor() or platform.machine()
 
 
+def cpu_features() -> tuple[str, ...]:
+    """The instruction sets of this CPU that the system lets this process use; empty if unknown."""
+    flags = _cpuinfo().get("flags") or _cpuinfo().get("Features") or ""
+    found = isa.from_cpuinfo(flags.split())
+    return found if granted() else tuple(name for name in found if not name.startswith(isa.AMX))
+
+
 def memory_bytes() -> int:
     """Main memory, 0 if unknown."""
     for line in _text(PROC / "meminfo").splitlines():
@@ -93,10 +100,7 @@ def static_model() -> HardwareModel:
     mcpu, mtriple = isa.system_cpu()
     target = {"kind": "llvm", "mtriple": mtriple, "mcpu": mcpu}
     by_llvm = set(isa.llvm_features(target))
-    flags = _cpuinfo().get("flags") or _cpuinfo().get("Features") or ""
-    features = isa.from_cpuinfo(flags.split()) or tuple(sorted(by_llvm))
-    if not granted():
-        features = tuple(name for name in features if not name.startswith("amx"))
+    features = cpu_features() or tuple(sorted(by_llvm))
     # Hypervisors hide features a CPU of this name has; LLVM must not use what traps.
     mattr = [f"-{name}" for name in sorted(by_llvm - set(features))]
     mattr += [f"+{name}" for name in features if name not in by_llvm]

@@ -109,6 +109,7 @@ class Manifest(msgspec.Struct, frozen=True):
     own_outputs  places of the outputs that each run makes in memory of their own
     least        what is left open is at least this: fewer would leave a tensor without elements
     steps        the calls of a run in order; none of a model with branches
+    isa          the instruction sets that its kernels may be made of
     """
 
     version: int
@@ -128,6 +129,7 @@ class Manifest(msgspec.Struct, frozen=True):
     fusions: tuple[Fusion, ...] = ()
     least: int = 1
     steps: tuple[Step, ...] = ()
+    isa: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:

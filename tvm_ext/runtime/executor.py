@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tvm_ext.amx_permission import granted
 from tvm_ext.errors import ArtifactError, InputError
 from tvm_ext.extents import names, solved
-from tvm_ext.hardware import physical_cores
+from tvm_ext.hardware import cpu_features, physical_cores
+from tvm_ext.hardware.isa import AMX
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, load_artifact
 from tvm_ext.runtime.machine import Machine, shared, tensor, to_arrays, wait
 from tvm_ext.runtime.profile import profile, random_inputs
 from tvm_ext.runtime.threads import use_threads
-from tvm_ext.tile.amx import INSTRUCTION as AMX
+from tvm_ext.tile.amx import INSTRUCTION
 
 if TYPE_CHECKING:
     from tvm_ext.runtime.export import Parts
@@ -81,14 +81,11 @@ class Compiled:
     @cached_property
     def _main(self) -> Any:
         """The model's entry, loaded at first use: an artifact for another machine only ships.
-        Raises ArtifactError where the system keeps a unit from it that its kernels are for."""
-        plans = [
-            part for group in self.manifest.groups if group.plan for part in group.plan.parts()
-        ]
-        if any(plan.instruction == AMX for plan in plans) and not granted():
+        Raises ArtifactError where this CPU lacks what its kernels are made of."""
+        if missing := self._missing():
             raise ArtifactError(
-                f"artifact {self._source or self.manifest.model}: its kernels are for AMX, which "
-                "this system does not grant; compile for a target without amx-int8"
+                f"artifact {self._source or self.manifest.model}: its kernels are for a CPU with "
+                f"{', '.join(missing)}, which this one lacks or keeps back; compile it here"
             )
         entry = Machine(self._module, self._device)["main"]
         if not self._open:
@@ -101,6 +98,14 @@ class Compiled:
                 raise InputError(f"inputs: {error}; give less at once") from None
 
         return limited
+
+    def _missing(self) -> list[str]:
+        """Instruction sets that kernels may use and this CPU lacks; AMX only where some do."""
+        plans = (group.plan for group in self.manifest.groups if group.plan is not None)
+        unit = any(part.instruction == INSTRUCTION for plan in plans for part in plan.parts())
+        needed = {name for name in self.manifest.isa if unit or not name.startswith(AMX)}
+        here = cpu_features()
+        return sorted(needed.difference(here)) if here else []
 
     def bind(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """The inputs as contiguous arrays in model order, checked."""

@@ -157,7 +157,7 @@ def graph_passes(
         MultiplyBytes(hardware),
         KeepBytes(),
         LookUpBytes(hardware),
-        AddBytes(),
+        AddBytes(hardware),
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

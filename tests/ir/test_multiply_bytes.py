@@ -85,6 +85,13 @@ def product_of_two(turned: bool) -> Body:
     return body
 
 
+def signed_and_moved(emit: Any, x: Any) -> Any:
+    point = relax.const(-3, "int8")
+    octets = emit(op.quantize(emit(op.astype(x, "float32")), SCALE, point, out_dtype="int8"))
+    moved = emit(op.permute_dims(octets, [1, 0]))
+    return op.matmul(emit(op.dequantize(moved, SCALE, point)), constant(WEIGHT))
+
+
 def transposed(emit: Any, x: Any) -> Any:
     floats = emit(op.dequantize(x, SCALE, POINT, axis=1))
     filters = constant((INTEGERS[:, :, None, None] * np.full((2, 2), 0.5)).astype(np.float32))
@@ -135,11 +142,16 @@ def convolution(layout: str, filters: np.ndarray = FILTERS, groups: int = 1) -> 
             (2, 5, 8),
             ["memory.view"] * 2 + ["turned_in_fours", "row_sums", "column_sums", "matmul_bytes"],
         ),
+        (
+            signed_and_moved,
+            (8, 3),
+            ["astype", "quantize", "permute_dims", "memory.view", "dense_bytes", "multiply"],
+        ),
         (transposed, (1, 5, 5, 8), ["memory.view", "conv2d_transpose_bytes", "multiply"]),
     ],
     ids=[
         *("product", "odd_rows", "of_integers", "convolution", "planes"),
-        *("moved", "of_two", "of_one_turned", "transposed"),
+        *("moved", "of_two", "of_one_turned", "signed", "transposed"),
     ],
 )
 def test_products_of_bytes_are_taken_four_by_four(

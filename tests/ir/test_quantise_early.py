@@ -57,6 +57,18 @@ def test_they_go_before_all_moves() -> None:
     np.testing.assert_array_equal(run(found, x), run(mod, x))
 
 
+def test_an_axis_of_none_is_none_of_another_rank() -> None:
+    """Of one scale the axis says nothing."""
+
+    def body(emit: Any, x: Any) -> Any:
+        flat = emit(op.reshape(x, (240,)))
+        rows = emit(op.reshape(flat, (2, 6, 20)))
+        return op.quantize(rows, SCALE, POINT, axis=2, out_dtype="uint8")
+
+    found = QuantiseEarly()(module(body))
+    assert operators(found) == ["quantize", "reshape", "reshape"]
+
+
 def read_twice(emit: Any, x: Any) -> Any:
     moved = emit(op.reshape(x, (2, 6, 20)))
     octets = emit(quantised(moved))

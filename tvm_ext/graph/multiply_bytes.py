@@ -40,6 +40,7 @@ from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of, reads_planes
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
 from tvm_ext.graph.legalise_norm import ints
+from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
@@ -64,10 +65,6 @@ SIGN = 128
 
 BY_CONSTANTS = frozenset(("relax.matmul", *CONVOLUTIONS, *TRANSPOSED))
 """Operators that may be done in bytes."""
-
-
-MOVED = ("relax.permute_dims", "relax.reshape")
-"""Operators between a tensor of bytes and a product, which may as well move bytes."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="MultiplyBytes")
@@ -106,6 +103,9 @@ class _Rewriter(relax.PyExprMutator):
     def visit_var_binding_(self, binding: Any) -> None:
         super().visit_var_binding_(binding)
         made = self.lookup_binding(binding.var)
+        if op_name(made) in MOVES and made.args[0] in self._unsigned:
+            given = [self._unsigned[made.args[0]], *made.args[1:]]
+            self._unsigned[binding.var] = self.builder_.emit(Call(made.op, given, made.attrs))
         if op_name(made) == "relax.quantize" and str(binding.var.ty.dtype.dtype) == "int8":
             x, scale, point = made.args
             moved = _moved(point)
@@ -308,7 +308,7 @@ class _Rewriter(relax.PyExprMutator):
     def _bytes(self, data: Any) -> _Bytes | None:
         """What bytes some data is; None if it is made of no such tensor."""
         made, point, scale = bound(self, data), 0, 1.0
-        if op_name(made) in MOVED:
+        if op_name(made) in MOVES:
             inner, shape = self._bytes(made.args[0]), static_extents(made.ty)
             if inner is None or shape is None:
                 return None

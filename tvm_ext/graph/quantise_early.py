@@ -50,7 +50,8 @@ class _Rewriter(relax.PyExprMutator):
             data = moved.args[0]
         if not moves:
             return call
-        result = Call(call.op, [data, *call.args[1:]], call.attrs)
+        dtype = str(call.ty.dtype.dtype)
+        result = relax.op.quantize(data, *call.args[1:], axis=-1, out_dtype=dtype)
         for moved in reversed(moves):
             given = self.builder_.emit(result)
             result = Call(moved.op, [given, *moved.args[1:]], moved.attrs)

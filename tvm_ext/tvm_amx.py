@@ -35,7 +35,7 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
-from tvm_ext.tvm_dots import BYTES, is_dot, operands
+from tvm_ext.tvm_dots import BYTES, multiplies_tensors, operands
 
 AMX = "tvm_ext.amx"
 """Attribute of functions with register tiles for it."""
@@ -98,12 +98,10 @@ def _nest(stmt: Any) -> Nest | None:
     if len(loops) != 3 or not isinstance(store, tirx.BufferStore):
         return None
     value = store.value
-    if not isinstance(value, tirx.Add) or not is_dot(value.b) or not _is_local(store.buffer):
+    if not isinstance(value, tirx.Add) or not multiplies_tensors(value.b):
         return None
-    if not isinstance(value.a, TensorLoad) or not value.a.source.same_as(store.buffer):
-        return None
-    loads = operands(value.b)
-    if not all(isinstance(load, TensorLoad) for load in loads):
+    adds_up = isinstance(value.a, TensorLoad) and value.a.source.same_as(store.buffer)
+    if not adds_up or not _is_local(store.buffer):
         return None
     dots, rows, columns = (int(loop.extent) for loop in loops)
     if columns != SIDE or rows > SIDE or dots > SIDE:
@@ -112,7 +110,7 @@ def _nest(stmt: Any) -> Nest | None:
     sums = _operand(store.buffer, store.indices, variables, 1, 2)
     a, b = (
         _operand(load.source, load.indices, variables, *axes)
-        for load, axes in zip(loads, ((1, 0), (0, 2)), strict=True)
+        for load, axes in zip(operands(value.b), ((1, 0), (0, 2)), strict=True)
     )
     return Nest(sums, a, b, rows, dots) if sums and a and b else None
 
@@ -341,9 +339,7 @@ def _has_dots(stmt: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if not is_dot(call) or str(call.ty.dtype) != "int32":
-            return
-        if all(isinstance(one, TensorLoad) for one in operands(call)):
+        if multiplies_tensors(call) and str(call.ty.dtype) == "int32":
             found.append(call)
 
     structural_walk(stmt, [(ir.Call, look)])

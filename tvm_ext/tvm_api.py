@@ -75,6 +75,11 @@ def target_of(given: dict[str, Any]) -> Target:
     return Target(given, host=host)
 
 
+def lanes_of(expr: Any) -> int:
+    """Elements of a vector; 1 of a scalar."""
+    return int(tvm.runtime.DataType(str(expr.ty.dtype)).lanes)
+
+
 def element_bytes(buffer: Any) -> int:
     """Bytes of one element of a buffer."""
     bits: int = tvm.runtime.DataType(str(buffer.dtype)).bits
@@ -329,6 +334,7 @@ __all__ = [
     "in_map_order",
     "ir",
     "is_scheduled",
+    "lanes_of",
     "loop_with",
     "mark_scheduled",
     "mark_written",

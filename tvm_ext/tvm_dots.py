@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, ir, structural_map, tirx, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, TensorLoad, ir, lanes_of, structural_map, tirx, tvm
 
 ISA = frozenset({"avx512vnni", "avxvnni"})
 """Instruction sets that have it."""
@@ -48,6 +48,11 @@ def operands(node: Any) -> tuple[Any, Any]:
     return a, b
 
 
+def multiplies_tensors(node: Any) -> bool:
+    """Whether an expression is a `dot` of elements of two tensors, not of one and a number."""
+    return is_dot(node) and all(isinstance(one, TensorLoad) for one in operands(node))
+
+
 def _number(bits: int) -> int:
     return int(tvm.target.codegen.llvm_lookup_intrinsic_id(_INTRINSICS[bits]))
 
@@ -55,7 +60,7 @@ def _number(bits: int) -> int:
 def _fused(node: Any, total: Any) -> Any:
     """total + dot"""
     a, b = operands(node)
-    lanes = int(tvm.runtime.DataType(str(node.ty.dtype)).lanes)
+    lanes = lanes_of(node)
     bits = 32 * lanes
     if bits not in _INTRINSICS:
         return total + _written_out(a, b)

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, structural_equal, structural_map, tirx, tvm
+from tvm_ext.tvm_api import IRModule, PrimFunc, structural_equal, structural_map, tirx
 
 LRINT = "llvm.lrint"
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
+"""The types of bytes, with their least and largest numbers."""
 
 
 def _element(expr: Any) -> str:
     """The type of one of a vector's elements."""
     return str(expr.ty.dtype).partition("x")[0]
-
-
-def _lanes(expr: Any) -> int:
-    return int(tvm.runtime.DataType(str(expr.ty.dtype)).lanes)
 
 
 def _is_round(expr: Any) -> bool:

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, TensorLoad, structural_map, tirx, tvm
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    TensorLoad,
+    lanes_of,
+    structural_map,
+    structural_walk,
+    tirx,
+    tvm,
+)
 
 ISA = "avx512vbmi"
 """The instruction set that has it."""
@@ -25,13 +34,11 @@ def looked_up(table: Any, octet: Any) -> Any:
     return table[octet.astype("uint8").astype("int32")]
 
 
-def _lanes(expr: Any) -> int:
-    return int(tvm.runtime.DataType(str(expr.ty.dtype)).lanes)
-
-
 def _has_it(target: Any) -> bool:
     """Whether LLVM may use the instruction."""
-    return ISA in map(str, tvm.target.codegen.llvm_get_cpu_features(target))
+    return str(target.kind) == "llvm" and ISA in map(
+        str, tvm.target.codegen.llvm_get_cpu_features(target)
+    )
 
 
 def _is_table(load: Any) -> bool:
@@ -42,19 +49,24 @@ def _is_table(load: Any) -> bool:
     (place,), (extent,) = load.indices, source.shape
     entries = isinstance(extent, tirx.IntImm) and int(extent) == ENTRIES
     octets = isinstance(place, tirx.Cast) and str(place.value.ty.dtype).startswith("uint8x")
-    return entries and octets and _lanes(place) in (16, 32, _WIDE)
+    return entries and octets and lanes_of(place) in (16, 32, _WIDE)
+
+
+def _has_tables(stmt: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(stmt, [(TensorLoad, lambda load: found.extend([load] * _is_table(load)))])
+    return bool(found)
 
 
 def _picked(load: Any) -> Any:
     if not _is_table(load):
         return load
     octets, kind = load.indices[0].value, str(load.source.dtype)
-    lanes = _lanes(octets)
-    for width in range(lanes, _WIDE, lanes) if lanes < _WIDE else ():
-        if _lanes(octets) == _WIDE:
-            break
-        rest = tirx.Broadcast(tirx.const(0, "uint8"), _lanes(octets))
-        octets = tirx.call_intrin(f"uint8x{2 * width}", "tirx.vectorcombine", octets, rest)
+    lanes = width = lanes_of(octets)
+    while width < _WIDE:
+        rest = tirx.Broadcast(tirx.const(0, "uint8"), width)
+        width *= 2
+        octets = tirx.call_intrin(f"uint8x{width}", "tirx.vectorcombine", octets, rest)
     parts = [
         tirx.BufferLoad(load.source, [tirx.Ramp(tirx.const(at, "int32"), 1, _WIDE)])
         for at in range(0, ENTRIES, _WIDE)
@@ -64,8 +76,9 @@ def _picked(load: Any) -> Any:
         for at in (0, 2)
     ]
     found = tirx.Select(octets < tirx.Broadcast(tirx.const(128, "uint8"), _WIDE), *halves)
-    while _lanes(found) > lanes:
-        found = tirx.call_intrin(f"{kind}x{_lanes(found) // 2}", "tirx.vectorlow", found)
+    while width > lanes:
+        width //= 2
+        found = tirx.call_intrin(f"{kind}x{width}", "tirx.vectorlow", found)
     return found
 
 
@@ -73,6 +86,6 @@ def _picked(load: Any) -> Any:
 def pick_bytes(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Vectors of entries by one instruction, where the function's target has it."""
     target = func.attrs.get("target", None) if func.attrs else None
-    if target is None or str(target.kind) != "llvm" or not _has_it(target):
+    if not _has_tables(func.body) or target is None or not _has_it(target):
         return func
     return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))

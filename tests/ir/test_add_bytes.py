@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from byte_modules import operators, run
 
 from tvm_ext.graph.add_bytes import AddBytes
 from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, op_name, relax, structural_walk, tvm
+from tvm_ext.tvm_api import IRModule, relax, structural_walk
 
 op = relax.op
 HARDWARE = get("cpu/x86-avx512")
@@ -33,24 +34,6 @@ def module(body: Body, floats: tuple[int, ...] = SHAPE) -> IRModule:
             result = builder.emit_output(body(builder.emit, *given))
         builder.emit_func_output(result)
     return builder.get()
-
-
-def operators(mod: IRModule) -> list[str]:
-    """The names of a module's operators and kernels, in order."""
-    found: list[str] = []
-
-    def look(call: Any) -> None:
-        name = op_name(call).removeprefix("relax.")
-        found.append(call.args[0].name_hint if name == "call_tir" else name)
-
-    structural_walk(mod["main"].body, (relax.Call, look))
-    return found
-
-
-def run(mod: IRModule, *given: np.ndarray) -> np.ndarray:
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    result: np.ndarray = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
-    return result
 
 
 def floats(emit: Any, q: Any, scale: Any = SCALE, point: Any = POINT) -> Any:

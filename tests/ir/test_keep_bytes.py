@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byte_modules import operators, run
 
 from tvm_ext.graph.keep_bytes import KeepBytes
-from tvm_ext.tvm_api import IRModule, op_name, relax, structural_walk, tvm
+from tvm_ext.tvm_api import IRModule, relax
 
 op = relax.op
 SCALE, POINT = relax.const(0.5, "float32"), relax.const(3, "uint8")
@@ -33,24 +34,12 @@ def module(body: Callable[..., Any], count: int = 1) -> IRModule:
     return builder.get()
 
 
-def operators(mod: IRModule) -> list[str]:
-    found: list[str] = []
-    structural_walk(mod["main"].body, (relax.Call, lambda call: found.append(op_name(call)[6:])))
-    return found
-
-
 def between(move: Callable[[Any], Any], scale: Any = SCALE, point: Any = POINT) -> Any:
     def body(emit: Any, x: Any) -> Any:
         moved = emit(move(emit(op.dequantize(x, SCALE, POINT, axis=1))))
         return op.quantize(moved, scale, point, axis=1, out_dtype="uint8")
 
     return body
-
-
-def run(mod: IRModule, *given: np.ndarray) -> np.ndarray:
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    result: np.ndarray = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
-    return result
 
 
 @pytest.mark.parametrize("name", MOVES)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from byte_modules import operators
 
 from tvm_ext.graph.multiply_bytes import MOST_TERMS, MultiplyBytes
 from tvm_ext.graph.weight_steps import steps_of
@@ -36,18 +37,6 @@ def module(body: Body, shape: tuple[int, ...], dtype: str) -> IRModule:
             result = builder.emit_output(body(builder.emit, x))
         builder.emit_func_output(result)
     return builder.get()
-
-
-def operators(mod: IRModule) -> list[str]:
-    """The names of a module's operators and kernels, in order."""
-    found: list[str] = []
-
-    def look(call: Any) -> None:
-        name = op_name(call).removeprefix("relax.")
-        found.append(call.args[0].name_hint if name == "call_tir" else name)
-
-    structural_walk(mod["main"].body, (relax.Call, look))
-    return found
 
 
 def product(weight: np.ndarray, point: Any = POINT, scale: Any = SCALE) -> Body:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byte_modules import operators, run
 
 from tvm_ext.graph.quantise_early import QuantiseEarly
-from tvm_ext.tvm_api import IRModule, op_name, relax, structural_walk, tvm
+from tvm_ext.tvm_api import IRModule, relax
 
 op = relax.op
 SCALE, POINT = relax.const(0.03, "float32"), relax.const(120, "uint8")
@@ -25,18 +26,6 @@ def module(body: Body) -> IRModule:
             result = builder.emit_output(body(builder.emit, x))
         builder.emit_func_output(result)
     return builder.get()
-
-
-def operators(mod: IRModule) -> list[str]:
-    found: list[str] = []
-    structural_walk(mod["main"].body, (relax.Call, lambda call: found.append(op_name(call)[6:])))
-    return found
-
-
-def run(mod: IRModule, given: np.ndarray) -> np.ndarray:
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    result: np.ndarray = machine["main"](tvm.runtime.tensor(given)).numpy()
-    return result
 
 
 def quantised(x: Any, scale: Any = SCALE, point: Any = POINT) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.graph.legalise_quantised import is_one_number
+from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.tvm_api import (
     Call,
     IRModule,
@@ -29,13 +30,9 @@ from tvm_ext.tvm_api import (
     tvm,
 )
 
-MOVES = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("reshape", "permute_dims", "strided_slice", "squeeze", "expand_dims", "flatten"),
-        *("nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
-    )
-)
+CHOICES = MOVES | {
+    f"relax.{name}" for name in ("strided_slice", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d")
+}
 """Operators of one tensor each of whose results is one of its elements, whatever they stand for."""
 CONCAT = "relax.concat"
 
@@ -61,7 +58,7 @@ class _Rewriter(relax.PyExprMutator):
         if op_name(call) != "relax.quantize":
             return call
         moved = bound(self, call.args[0])
-        if op_name(moved) in MOVES:
+        if op_name(moved) in CHOICES:
             given = self._bytes(moved.args[0], call)
             return call if given is None else Call(moved.op, [given, *moved.args[1:]], moved.attrs)
         if op_name(moved) == CONCAT and isinstance(moved.args[0], relax.Tuple):

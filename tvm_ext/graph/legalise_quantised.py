@@ -17,8 +17,9 @@ import numpy as np
 
 from tvm_ext.graph.legalise_norm import known_extents
 from tvm_ext.tvm_api import constant, constant_array, te, tirx, topi
+from tvm_ext.tvm_rounding import LIMITS
 
-BYTES = ("int8", "uint8")
+BYTES = tuple(LIMITS)
 
 
 def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
@@ -28,7 +29,7 @@ def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
     dtype, known = str(call.ty.dtype.dtype), constant_array(scale)
     if known_extents(x) is None or dtype not in BYTES:
         return None
-    bounds = [tirx.const(v, "float32") for v in limits(dtype)]
+    bounds = [tirx.const(v, "float32") for v in LIMITS[dtype]]
     inverse = (
         None if known is None else constant((1.0 / known.astype(np.float64)).astype("float32"))
     )
@@ -117,9 +118,3 @@ def as_integer(point: Any) -> Any:
     a kernel that quantises and takes back has one operand for both."""
     array = constant_array(point)
     return point if array is None else constant(array.astype(np.int32))
-
-
-def limits(dtype: str) -> tuple[int, int]:
-    """The least and the largest number of an integer type."""
-    limits = np.iinfo(dtype)
-    return int(limits.min), int(limits.max)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.graph.fuse import ELEMENTWISE
-from tvm_ext.graph.legalise_quantised import BYTES, is_one_number, limits
+from tvm_ext.graph.legalise_quantised import BYTES, is_one_number
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
@@ -32,6 +32,7 @@ from tvm_ext.tvm_api import (
     te,
     tvm,
 )
+from tvm_ext.tvm_rounding import LIMITS
 from tvm_ext.tvm_tables import ENTRIES, ISA, looked_up
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -162,7 +163,7 @@ class _Rewriter(relax.PyExprMutator):
         curve = self._of(data) if dtype in BYTES else None
         if curve is None or curve.given is None:
             return None
-        whole = np.clip(np.rint(curve.values / step) + shift, *limits(dtype))
+        whole = np.clip(np.rint(curve.values / step) + shift, *LIMITS[dtype])
         return curve._replace(values=whole)
 
     def _bytes(self, data: Any) -> _Curve | None:

@@ -68,16 +68,18 @@ def _heights(extent: int, free: bool) -> list[int]:
 
 def amx_cycles(unit: Matrices, register: Tile) -> float:
     """Cycles of one pass over a register tile."""
-    count = unit.down * unit.across
-    busy = max(count * max(LEAST_CYCLES, float(unit.rows)), LATENCY_CYCLES)
     loads = unit.down * unit.rows + unit.across * register.extents[unit.dot]
-    return max(busy, loads / ROWS_PER_CYCLE)
+    return max(_issued(unit), LATENCY_CYCLES, loads / ROWS_PER_CYCLE)
+
+
+def _issued(unit: Matrices) -> float:
+    """Cycles in which the unit multiplies in one pass."""
+    return unit.down * unit.across * max(LEAST_CYCLES, float(unit.rows))
 
 
 def amx_busy(unit: Matrices) -> float:
     """Part of a pass in which the unit is not waiting for its own sums."""
-    busy = unit.down * unit.across * max(LEAST_CYCLES, float(unit.rows))
-    return min(1.0, busy / LATENCY_CYCLES)
+    return min(1.0, _issued(unit) / LATENCY_CYCLES)
 
 
 def amx_entry_cycles(unit: Matrices) -> float:

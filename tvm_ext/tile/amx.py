@@ -53,9 +53,7 @@ def row_axes(graph: TileGraph, node: TileNode) -> tuple[int, ...]:
     column = vector_axis(node)
     if not node.dots:
         return ()
-    return tuple(
-        axis for axis in node.space if axis != column and _operands(graph, node, axis) is not None
-    )
+    return tuple(axis for axis in node.space if axis != column and _has_operands(graph, node, axis))
 
 
 @remembered
@@ -91,26 +89,26 @@ def cuts_panels(node: TileNode, core: Tile, unit: Matrices) -> bool:
     )
 
 
-def _operands(graph: TileGraph, node: TileNode, row: int) -> tuple[int, int] | None:
-    """The reads with the rows and with the columns, if rows lie along an axis."""
+def _has_operands(graph: TileGraph, node: TileNode, row: int) -> bool:
+    """Whether one read has the rows, if they lie along an axis, and the other the columns."""
     column, dot = vector_axis(node), dot_axis(node)
     if column is None or dot is None or len(node.reads) != 2:
-        return None
-    found = {}
-    for place, access in enumerate(node.reads):
+        return False
+    found = set()
+    for access in node.reads:
         shape = graph.tensors[access.tensor].shape
         if not all(_is_plain(access, axis) for axis in (row, dot)):
-            return None
+            return False
         if any(dim and dim.uses(column) and dim.mod % SIDE for dim in access.dims):
-            return None
+            return False
         along = tuple(access.stride(axis, shape) for axis in (row, column, dot))
         if any(stride is None for stride in along):
-            return None
+            return False
         if not access.uses(column) and along[2] == 1 and along[0]:
-            found["rows"] = place
+            found.add("rows")
         if not access.uses(row) and along[1] == 1 and along[2]:
-            found["columns"] = place
-    return (found["rows"], found["columns"]) if len(found) == 2 else None
+            found.add("columns")
+    return len(found) == 2
 
 
 def _is_plain(access: Access, axis: int) -> bool:

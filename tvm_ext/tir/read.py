@@ -24,7 +24,7 @@ from tvm_ext.tvm_api import (
     tirx,
     variables,
 )
-from tvm_ext.tvm_dots import is_dot, operands
+from tvm_ext.tvm_dots import is_dot, multiplies_tensors
 
 _SPECIAL_FLOPS = 10.0
 _DOT_FLOPS = 2.0
@@ -109,10 +109,7 @@ def flops(expr: Any) -> float:
 
 def adds_dots(value: Any) -> bool:
     """Whether a sum grows by dot products of two tensors' bytes."""
-    return isinstance(value, tirx.Add) and any(
-        is_dot(one) and all(isinstance(operand, TensorLoad) for operand in operands(one))
-        for one in (value.a, value.b)
-    )
+    return isinstance(value, tirx.Add) and any(map(multiplies_tensors, (value.a, value.b)))
 
 
 def terms(condition: Any) -> Iterator[Any]:

@@ -1,0 +1,28 @@
+"""What tests of passes over bytes ask of a module: its operators, and what it computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.tvm_api import IRModule, op_name, relax, structural_walk, tvm
+
+
+def operators(mod: IRModule) -> list[str]:
+    """The names of a module's operators and kernels, in order."""
+    found: list[str] = []
+
+    def look(call: Any) -> None:
+        name = op_name(call).removeprefix("relax.")
+        found.append(call.args[0].name_hint if name == "call_tir" else name)
+
+    structural_walk(mod["main"].body, (relax.Call, look))
+    return found
+
+
+def run(mod: IRModule, *given: np.ndarray) -> np.ndarray:
+    """Its one result."""
+    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    result: np.ndarray = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+    return result

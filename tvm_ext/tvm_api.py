@@ -117,6 +117,14 @@ def op_name(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", ""))
 
 
+def called(root: Any) -> set[str]:
+    """The names of the operators that a function's body calls. Asking first is a quarter of the
+    time of a map that finds nothing."""
+    names: set[str] = set()
+    structural_walk(root, (ir.Call, lambda call: names.add(op_name(call))))
+    return names
+
+
 def substitute(expr: Any, values: dict[Any, Any]) -> Any:
     """The expression with variables replaced."""
     return structural_map(expr, [(tirx.Var, lambda var: values.get(var, var))], order="post")

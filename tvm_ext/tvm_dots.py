@@ -17,7 +17,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, TensorLoad, ir, lanes_of, structural_map, tirx, tvm
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    TensorLoad,
+    called,
+    ir,
+    lanes_of,
+    op_name,
+    structural_map,
+    tirx,
+    tvm,
+)
 
 ISA = frozenset({"avx512vnni", "avxvnni"})
 """Instruction sets that have it."""
@@ -25,6 +36,7 @@ BYTES = 4
 """Bytes in an operand."""
 _INTRINSICS = {bits: f"llvm.x86.avx512.vpdpbusd.{bits}" for bits in (128, 256, 512)}
 """By the width of a vector."""
+_CALL = "tirx.call_llvm_pure_intrin"
 
 
 def dot(a: Any, b: Any) -> Any:
@@ -35,7 +47,7 @@ def dot(a: Any, b: Any) -> Any:
 
 def is_dot(node: Any) -> bool:
     """Whether an expression is a `dot`, of scalars or vectors, and not yet the instruction."""
-    if str(getattr(getattr(node, "op", None), "name", "")) != "tirx.call_llvm_pure_intrin":
+    if op_name(node) != _CALL:
         return False
     if int(node.args[0]) != _number(512):
         return False
@@ -104,5 +116,7 @@ def _alone(node: Any) -> Any:
 @tirx.transform.prim_func_pass(opt_level=0, name="FuseDots")
 def fuse_dots(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Makes each `dot` an instruction, the sum that it is added to among its operands."""
+    if _CALL not in called(func.body):
+        return func
     body = structural_map(func.body, [(tirx.Add, _sum)], order="pre")
     return func.with_body(structural_map(body, [(ir.Call, _alone)], order="post"))

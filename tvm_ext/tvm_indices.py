@@ -39,6 +39,7 @@ MOST_VALUES = 1 << 14
 _Term = tuple[int, Any]
 _BROKEN = (tirx.FloorDiv, tirx.FloorMod)
 _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
+_OF_TWO = (*_SUMS, tirx.Min, tirx.Max)
 _PLAIN = (tirx.Var, tirx.IntImm)
 """Kinds are compared as they are: `isinstance` asks a metaclass, and an unrolled kernel has
 thousands of indices."""
@@ -50,16 +51,12 @@ def plain_indices(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     axes = Axes(_extents(func.body))
 
     def load(one: Any) -> Any:
-        indices = list(one.indices)
-        if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
-            return one
-        return tirx.BufferLoad(one.source, [_plain(index, axes) for index in indices])
+        indices = _all_plain(one.indices, axes)
+        return one if indices is None else tirx.BufferLoad(one.source, indices)
 
     def store(one: Any) -> Any:
-        indices = list(one.indices)
-        if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
-            return one
-        return tirx.BufferStore(one.buffer, one.value, [_plain(i, axes) for i in indices])
+        indices = _all_plain(one.indices, axes)
+        return one if indices is None else tirx.BufferStore(one.buffer, one.value, indices)
 
     kinds = [(TensorLoad, load), (tirx.BufferStore, store)]
     return func.with_body(structural_map(func.body, kinds, order="post"))
@@ -80,6 +77,14 @@ def _extents(body: Any) -> dict[Any, int]:
     return found
 
 
+def _all_plain(given: Any, axes: Axes) -> list[Any] | None:
+    """The indices of a load or a store; None if they are to stay as they are."""
+    indices = list(given) if len(given) != 1 else [given[0]]
+    if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
+        return None
+    return [axes.plain(index) for index in indices]
+
+
 def _moves(index: Any) -> bool:
     """Whether an index is no number, as those of an unrolled register tile are: what is one is an
     address in any width."""
@@ -91,12 +96,6 @@ def _one_place(index: Any) -> bool:
     if type(index) is tirx.Ramp:
         return type(index.stride) is tirx.IntImm and int(index.stride) == 1
     return str(index.ty.dtype) == "int32"
-
-
-def _plain(index: Any, axes: Axes) -> Any:
-    if type(index) is tirx.Ramp:
-        return tirx.Ramp(_plain(index.base, axes), wide(index.stride), index.lanes)
-    return wide(linear(index, axes) if _is_broken(index) else index)
 
 
 def wide(index: Any) -> Any:
@@ -113,7 +112,7 @@ def _is_broken(index: Any) -> bool:
     kind = type(index)
     if kind in _PLAIN:
         return False
-    if kind in _SUMS:
+    if kind in _OF_TWO:
         return _is_broken(index.a) or _is_broken(index.b)
     if kind in _BROKEN:
         return True
@@ -124,11 +123,25 @@ def _is_broken(index: Any) -> bool:
 
 @dataclass(frozen=True)
 class Axes:
-    """How many values each axis takes, from 0 on, and sums of terms that were looked at: a row of
-    a register tile is read in every step of an unrolled body."""
+    """How many values each axis takes, from 0 on, and what was made of indices and of sums of terms
+    that were looked at: a row of a register tile is read in every step of an unrolled body, and for
+    each of its vectors."""
 
     extents: Mapping[Any, int]
     known: dict[tuple[Any, ...], list[_Term] | None] = field(default_factory=dict)
+    _plain: dict[int, Any] = field(default_factory=dict)
+
+    def plain(self, index: Any) -> Any:
+        """The index of a load or a store, or of one of its dimensions, linear and in 64 bits."""
+        key = structural_hash(index)
+        if key not in self._plain:
+            self._plain[key] = self._made_plain(index)
+        return self._plain[key]
+
+    def _made_plain(self, index: Any) -> Any:
+        if type(index) is tirx.Ramp:
+            return tirx.Ramp(self.plain(index.base), wide(index.stride), index.lanes)
+        return wide(linear(index, self) if _is_broken(index) else index)
 
 
 def linear(index: Any, axes: Axes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -85,27 +86,30 @@ def _from_its_offset(call: Any) -> Any:
     return tirx.const(0, call.ty.dtype) if int(field) == BYTE_OFFSET else call
 
 
+def _unchecked(check: Any) -> Any:
+    return check if str(check.error_kind.value) == LIMIT else tirx.Evaluate(0)
+
+
+_PLACED = (
+    (tirx.AllocBuffer, _on_stack),
+    (tirx.AttrStmt, _anywhere),
+    (ir.Call, _from_its_offset),
+)
+
+
 @tirx.transform.prim_func_pass(opt_level=0, name="PlaceBuffers")
 def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Register tiles stay on the stack, where LLVM turns them into registers; arguments may lie
     anywhere, and begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels refuse
     tensors with an offset."""
-    kinds = [
-        (tirx.AllocBuffer, _on_stack),
-        (tirx.AttrStmt, _anywhere),
-        (ir.Call, _from_its_offset),
-    ]
+    return func.with_body(structural_map(func.body, _PLACED, order="post"))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="PlaceUnchecked")
+def place_unchecked(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """The same, and arguments are taken as they come."""
+    kinds = (*_PLACED, (tirx.AssertStmt, _unchecked))
     return func.with_body(structural_map(func.body, kinds, order="post"))
-
-
-def _unchecked(check: Any) -> Any:
-    return check if str(check.error_kind.value) == LIMIT else tirx.Evaluate(0)
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="SkipChecks")
-def skip_checks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Arguments are taken as they come."""
-    return func.with_body(structural_map(func.body, [(tirx.AssertStmt, _unchecked)], order="post"))
 
 
 def _for_cuda(mod: IRModule) -> bool:
@@ -143,7 +147,7 @@ def _has_threads(func: PrimFunc) -> bool:
     return found
 
 
-def _tir_pipeline() -> tuple[Any, Any, Any]:
+def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
@@ -165,7 +169,7 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
                 pick_bytes,
                 plain_indices,
                 steal_tasks,
-                place_buffers,
+                place,
                 finalize_host(),
             ]
         )
@@ -173,11 +177,5 @@ def _tir_pipeline() -> tuple[Any, Any, Any]:
     return run, host, finalize_device
 
 
-def _kernel_pipeline() -> tuple[Any, Any, Any]:
-    lower, host, device = _tir_pipeline()
-    unchecked = tvm.transform.Sequential([skip_checks, host()])
-    return lower, lambda: unchecked, device
-
-
-tirx.register_tir_pipeline(TIR_PIPELINE, _tir_pipeline)
-tirx.register_tir_pipeline(KERNEL_PIPELINE, _kernel_pipeline)
+tirx.register_tir_pipeline(TIR_PIPELINE, partial(_tir_pipeline, place_buffers))
+tirx.register_tir_pipeline(KERNEL_PIPELINE, partial(_tir_pipeline, place_unchecked))

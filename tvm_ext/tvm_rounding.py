@@ -11,9 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tvm_api import IRModule, PrimFunc, structural_equal, structural_map, tirx
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    called,
+    op_name,
+    structural_equal,
+    structural_map,
+    tirx,
+)
 
 LRINT = "llvm.lrint"
+ROUND = {"tirx.round", "tirx.nearbyint"}
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 """The types of bytes, with their least and largest numbers."""
 
@@ -24,7 +33,7 @@ def _element(expr: Any) -> str:
 
 
 def _is_round(expr: Any) -> bool:
-    return str(getattr(getattr(expr, "op", None), "name", "")) in ("tirx.round", "tirx.nearbyint")
+    return op_name(expr) in ROUND
 
 
 def _scalar(expr: Any) -> Any:
@@ -81,5 +90,7 @@ def _to_integer(cast: Any) -> Any:
 @tirx.transform.prim_func_pass(opt_level=0, name="RoundOnce")
 def round_once(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Both of them, wherever a function rounds."""
+    if not ROUND & called(func.body):
+        return func
     body = structural_map(func.body, [(tirx.Sub, _taken_back)], order="post")
     return func.with_body(structural_map(body, [(tirx.Cast, _to_integer)], order="post"))

@@ -48,14 +48,19 @@ def _is_table(load: Any) -> bool:
         return False
     (place,), (extent,) = load.indices, source.shape
     entries = isinstance(extent, tirx.IntImm) and int(extent) == ENTRIES
-    octets = isinstance(place, tirx.Cast) and str(place.value.ty.dtype).startswith("uint8x")
+    octets = isinstance(place, tirx.Cast) and _is_of_octets(place)
     return entries and octets and lanes_of(place) in (16, 32, _WIDE)
 
 
-def _has_tables(stmt: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(stmt, [(TensorLoad, lambda load: found.extend([load] * _is_table(load)))])
-    return bool(found)
+def _is_of_octets(cast: Any) -> bool:
+    return str(cast.value.ty.dtype).startswith("uint8x")
+
+
+def _may_look_up(stmt: Any) -> bool:
+    """Whether bytes without a sign become something else in it, the places of a table perhaps."""
+    found: list[bool] = []
+    structural_walk(stmt, (tirx.Cast, lambda cast: found.append(_is_of_octets(cast))))
+    return any(found)
 
 
 def _picked(load: Any) -> Any:
@@ -86,6 +91,6 @@ def _picked(load: Any) -> Any:
 def pick_bytes(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Vectors of entries by one instruction, where the function's target has it."""
     target = func.attrs.get("target", None) if func.attrs else None
-    if not _has_tables(func.body) or target is None or not _has_it(target):
+    if not _may_look_up(func.body) or target is None or not _has_it(target):
         return func
     return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))

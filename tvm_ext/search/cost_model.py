@@ -30,6 +30,9 @@ LEAST = 1 / 64
 """Throughput of a plan that failed, or is slower than that."""
 LEAST_WEIGHT = 0.05
 """Least weight of a plan: nothing else would tell slow ones from the best."""
+MANY = 1000
+"""Rows from which on threads are faster than one: 200 of a search that has just measured take 50 ms
+on one, and 150 on two, which wait for each other."""
 PARAMETERS: dict[str, Any] = {
     "max_depth": 6,
     "eta": 0.07,
@@ -56,7 +59,8 @@ class CostModel:
     """Tells fast plans from slow ones. Untrained until `fit` has seen two plans that work."""
 
     def __init__(self, seed: int = 0, threads: int = 1) -> None:
-        self._parameters = {**PARAMETERS, "seed": seed, "nthread": threads}
+        self._parameters = {**PARAMETERS, "seed": seed}
+        self._threads = threads
         self._booster: Any = None
 
     @property
@@ -79,8 +83,9 @@ class CostModel:
             error = np.bincount(packs, scores, len(targets)) - targets
             return (weights * error)[packs], weights[packs]
 
+        parameters = {**self._parameters, "nthread": self._threads if len(data) >= MANY else 1}
         matrix = xgboost.DMatrix(data)
-        self._booster = xgboost.train(self._parameters, matrix, ROUNDS, obj=loss)
+        self._booster = xgboost.train(parameters, matrix, ROUNDS, obj=loss)
 
     def scores(self, plans: Sequence[Rows]) -> NDArray[Any]:
         """The predicted throughput of plans beside the best of their task; higher is faster."""

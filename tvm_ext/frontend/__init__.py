@@ -6,6 +6,8 @@ load        file or ModelProto -> complete, valid ModelProto; every bad file has
 node_order  nodes after what they read, where a tool has left them otherwise
 shapes      `--shape name=1,3,224,224` -> a static shape for every input
 weights     weights kept apart, so that no step copies or serialises them (models over 2 GB)
+microsoft   fused operators that ONNX Runtime's tools write, in standard ones; attention, with
+            caches and positions, in `microsoft_attention`; `writer` writes the nodes
 quantised   QLinear* operators as those of floats, between dequantising and quantising
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;

@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
+from tvm_ext.frontend.microsoft import restated
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
@@ -91,7 +92,7 @@ def import_onnx(
     light, weights = detach_weights(proto)
     apply_shapes(light, resolved)
     name_nodes(light.graph)
-    model = attach_weights(_to_ir(modernise(dequantised(light))), weights)
+    model = attach_weights(_to_ir(modernise(dequantised(restated(light)))), weights)
     model, notes = simplify(model)
     lacking = unsupported(model.graph.all_nodes())
     if lacking is not None:

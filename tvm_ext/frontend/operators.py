@@ -49,7 +49,8 @@ RESTATED = {"HardSwish"}
 # The importer looks at names alone. These it means in Microsoft's domain (and `Gelu` in both).
 MICROSOFT_ONLY = {"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu"}
 MICROSOFT_ONLY |= {"MatMulInteger16", "SkipLayerNormalization"}
-MICROSOFT = MICROSOFT_ONLY | {"Gelu"}
+# Those of it that `microsoft` does not restate.
+MICROSOFT = {"BiasGelu", "FastGelu", "Gelu", "MatMulInteger16"}
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -200,7 +200,7 @@ class _Restated:
     ) -> str:
         """One more node; the name of its result."""
         place = len(self._made)
-        result = output or f"{self._node.output[0]}_{place}"
+        result = output or f"{self._node.output[0]}_{op_type}_{place}"
         name = f"{self._node.name}_{place}"
         made = helper.make_node(op_type, list(inputs), [result], name=name, **attributes)
         self._made.append(made)

@@ -17,6 +17,8 @@ QUANTISERS = ("Quantize", "QLinear", "QGemm", "Integer")
 MOVES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"))
 MOST = 1 << 14
 """Elements of a constant that is moved; larger ones are weights, which are integers."""
+LARGEST = float(np.finfo(np.float32).max)
+"""What masks are filled with: moved up, it would be infinite."""
 
 
 def output_steps(model: onnx.ModelProto) -> list[float]:
@@ -49,5 +51,6 @@ def nudged_scales(model: onnx.ModelProto, seed: int, most: float) -> onnx.ModelP
             continue
         values = numpy_helper.to_array(tensor)
         moved = values * (1 + rng.uniform(-most, most, values.shape))
+        moved = np.where(np.abs(moved) <= LARGEST, moved, values)
         tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))
     return result

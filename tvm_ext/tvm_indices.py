@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm_ffi import structural_hash
+from tvm_ffi import StructuralKey
 
 from tvm_ext.tvm_api import (
     IRModule,
@@ -125,15 +125,15 @@ def _is_broken(index: Any) -> bool:
 class Axes:
     """How many values each axis takes, from 0 on, and what was made of indices and of sums of terms
     that were looked at: a row of a register tile is read in every step of an unrolled body, and for
-    each of its vectors."""
+    each of its vectors. They are known by what they are; hashes of sums of variables collide."""
 
     extents: Mapping[Any, int]
     known: dict[tuple[Any, ...], list[_Term] | None] = field(default_factory=dict)
-    _plain: dict[int, Any] = field(default_factory=dict)
+    _plain: dict[StructuralKey, Any] = field(default_factory=dict)
 
     def plain(self, index: Any) -> Any:
         """The index of a load or a store, or of one of its dimensions, linear and in 64 bits."""
-        key = structural_hash(index)
+        key = StructuralKey(index)
         if key not in self._plain:
             self._plain[key] = self._made_plain(index)
         return self._plain[key]
@@ -150,7 +150,7 @@ def linear(index: Any, axes: Axes) -> Any:
     broken = [term for term in terms if _is_broken(term[1])]
     kept = [term for term in terms if not any(term is other for other in broken)]
     for own, group in _by_axes(broken):
-        key = tuple((sign, structural_hash(term)) for sign, term in group)
+        key = tuple((sign, StructuralKey(term)) for sign, term in group)
         if key not in axes.known:
             axes.known[key] = _as_linear(own, group, axes.extents)
         kept += axes.known[key] or group

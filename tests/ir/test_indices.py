@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from tvm_ext.tvm_api import (
     Analyzer,
     Target,
     TensorLoad,
+    structural_equal,
     structural_walk,
     substitute,
     te,
@@ -18,7 +19,7 @@ from tvm_ext.tvm_api import (
     tvm,
     variables,
 )
-from tvm_ext.tvm_indices import Axes, _extents, linear, plain_indices
+from tvm_ext.tvm_indices import Axes, _extents, linear, plain_indices, wide
 from tvm_ext.tvm_lowering import PASS_CONFIG, TIR_PIPELINE
 
 TILE, TASK, K = (tirx.Var(name, "int32") for name in ("tile", "task", "k"))
@@ -105,3 +106,13 @@ def test_equal_terms_are_looked_at_once() -> None:
     second = linear(ROW + 5, axes)
     assert len(axes.known) == looked_at
     assert divisions(first) == divisions(second)
+
+
+def test_no_index_is_taken_for_another() -> None:
+    """TVM's hash of a * 7 + b may be that of a * 14 + e, by where the variables lie in memory."""
+    for _ in range(20):
+        axes_here = [tirx.Var(name, "int32") for name in "abcdef"]
+        axes = Axes(dict.fromkeys(axes_here, 5))
+        for (one, other), step in product(permutations(axes_here, 2), (2, 7, 14)):
+            index = one * step + other
+            assert structural_equal(axes.plain(index), wide(index)), index

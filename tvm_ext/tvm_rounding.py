@@ -23,8 +23,13 @@ from tvm_ext.tvm_api import (
 
 LRINT = "llvm.lrint"
 ROUND = {"tirx.round", "tirx.nearbyint"}
-LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
-"""The types of bytes, with their least and largest numbers."""
+LIMITS = {
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "uint16": (0, 65535),
+    "int16": (-32768, 32767),
+}
+"""The types that are quantised to, with their least and largest numbers."""
 
 
 def _element(expr: Any) -> str:

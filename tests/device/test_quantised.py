@@ -211,3 +211,25 @@ def test_operators_of_both_domains_are_the_same(point: Any) -> None:
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     np.testing.assert_allclose(tvm_ext.compile(model)(x)[0], expected, rtol=0, atol=1e-6)
     assert model.graph.node[0].domain == MICROSOFT
+
+
+@pytest.mark.parametrize("point", [np.uint8(3), np.int8(-3), np.uint16(30000), np.int16(-5)])
+def test_layers_of_other_scales_share_a_kernel(point: Any) -> None:
+    nodes, given, made, constants = [], [], [], []
+    for name, scale in (("a", 0.02), ("b", 0.03)):
+        own = [f"{name}_{SCALE}", f"{name}_{POINT}"]
+        nodes += [
+            helper.make_node("QuantizeLinear", [name, *own], [f"{name}_steps"]),
+            helper.make_node("DequantizeLinear", [f"{name}_steps", *own], [f"{name}_made"]),
+        ]
+        given.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, (5, 9)))
+        made.append(helper.make_tensor_value_info(f"{name}_made", TensorProto.FLOAT, (5, 9)))
+        constants += step(name, scale, point)
+    graph = helper.make_graph(nodes, "rounded", given, made, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    inputs = {name: RNG.standard_normal((5, 9), dtype=np.float32) for name in "ab"}
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    compiled = tvm_ext.compile(model)
+    for found, wanted in zip(compiled(inputs), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    assert len(compiled.manifest.groups) == 1

@@ -19,15 +19,15 @@ from tvm_ext.graph.legalise_norm import known_extents
 from tvm_ext.tvm_api import constant, constant_array, te, tirx, topi
 from tvm_ext.tvm_rounding import LIMITS
 
-BYTES = tuple(LIMITS)
+BYTES = ("uint8", "int8")
 
 
 def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
-    """round(x / scale) + point, within the bytes that there are: bounds are whole numbers, so it is
-    cut to them before it is rounded, and the point is added to an integer (`tvm_rounding`)."""
+    """round(x / scale) + point, within the numbers that there are: bounds are whole numbers, so it
+    is cut to them before it is rounded, and the point is added to an integer (`tvm_rounding`)."""
     x, scale, point = call.args
     dtype, known = str(call.ty.dtype.dtype), constant_array(scale)
-    if known_extents(x) is None or dtype not in BYTES:
+    if known_extents(x) is None or dtype not in LIMITS:
         return None
     bounds = [tirx.const(v, "float32") for v in LIMITS[dtype]]
     inverse = (
@@ -59,7 +59,7 @@ def legalise_quantise(builder: Any, call: Any, options: Any) -> Any:
 def legalise_dequantise(builder: Any, call: Any, options: Any) -> Any:
     """(x - point) * scale"""
     x, scale, point = call.args
-    if str(x.ty.dtype.dtype) not in BYTES or known_extents(call) is None:
+    if str(x.ty.dtype.dtype) not in LIMITS or known_extents(call) is None:
         return None
 
     axis = int(call.attrs.axis)
@@ -74,7 +74,7 @@ def legalise_dequantise(builder: Any, call: Any, options: Any) -> Any:
 
 
 def dequantised(x: te.Tensor, scale: te.Tensor, point: te.Tensor, axis: int) -> te.Tensor:
-    """Bytes as the floats that they stand for, scales and zero points along an axis, if several."""
+    """Steps as the floats that they stand for, scales and zero points along an axis, if several."""
 
     def element(*at: Any) -> Any:
         own = _along(point, at, axis).astype("float32")

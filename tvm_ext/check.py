@@ -80,12 +80,15 @@ def check_model(
     Raises VerifyError if an output is further off than BOUND and than SPREADS times the engine's
     distance from itself.
     """
+    has_onnxruntime = find_spec("onnxruntime") is not None
+    if not has_onnxruntime and not reference:
+        return None
     span = (1 if whole else 0, 2)
     arguments = tuple(Argument(i.at(OPEN), i.dtype, span=span) for i in compiled.inputs)
     arrays = make_inputs(arguments, seed)
     feed = {info.name: array for info, array in zip(compiled.inputs, arrays, strict=True)}
     engine, expected = "ONNX Runtime", None
-    if find_spec("onnxruntime"):
+    if has_onnxruntime:
         expected = _onnxruntime(model, feed)
     if expected is None and reference:
         engine, expected = "onnx's reference evaluator", _reference(model, feed)

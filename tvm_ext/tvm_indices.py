@@ -79,6 +79,7 @@ def _extents(body: Any) -> dict[Any, int]:
 
 def _all_plain(given: Any, axes: Axes) -> list[Any] | None:
     """The indices of a load or a store; None if they are to stay as they are."""
+    # nearly all have one, and to iterate over an array of TVM's takes an eighth of this pass
     indices = list(given) if len(given) != 1 else [given[0]]
     if not any(map(_moves, indices)) or not all(map(_one_place, indices)):
         return None
@@ -134,9 +135,10 @@ class Axes:
     def plain(self, index: Any) -> Any:
         """The index of a load or a store, or of one of its dimensions, linear and in 64 bits."""
         key = StructuralKey(index)
-        if key not in self._plain:
-            self._plain[key] = self._made_plain(index)
-        return self._plain[key]
+        found = self._plain.get(key)
+        if found is None:
+            found = self._plain[key] = self._made_plain(index)
+        return found
 
     def _made_plain(self, index: Any) -> Any:
         if type(index) is tirx.Ramp:

@@ -13,6 +13,7 @@ from tvm_ext.tvm_api import (
     element_bytes,
     ir,
     is_scheduled,
+    op_name,
     structural_map,
     structural_walk,
     tirx,
@@ -77,7 +78,7 @@ def _anywhere(attribute: Any) -> Any:
 
 def _from_its_offset(call: Any) -> Any:
     """An argument's data begins where its offset says; what asks for the offset is told 0."""
-    if str(getattr(call.op, "name", "")) != "tirx.tvm_struct_get":
+    if op_name(call) != "tirx.tvm_struct_get":
         return call
     *argument, field = call.args
     if int(field) == DATA:

@@ -264,6 +264,12 @@ def test_the_sum_is_a_result_too(op_type: str) -> None:
     compared(case.model(), case.inputs)
 
 
+@pytest.mark.parametrize("taken", ["y_Mul_1", "y_Sigmoid_2"])
+def test_tensors_that_are_made_take_no_name_of_others(taken: str) -> None:
+    case = Case("QuickGelu", taken).named("y").given(**{taken: (B, S)})
+    compared(case.model(), case.inputs)
+
+
 def test_norms_stand_in_onnx_own_domain_too() -> None:
     case = Case("SimplifiedLayerNormalization", "x", "g", epsilon=1e-6, axis=-1)
     case.domain = ""

@@ -1,6 +1,7 @@
 """Operators of Microsoft's domain in standard ones, as ONNX Runtime's own tools write them.
 
-    SkipLayerNormalization(x, skip, gamma, beta)   →   LayerNormalization(x + skip, gamma, beta)
+    SkipLayerNormalization(x, skip, gamma, beta)   →   n / Sqrt(ReduceMean(n n) + eps) gamma + beta,
+                                                       n = s - ReduceMean(s), s = x + skip
 
 `onnxruntime.transformers.optimizer` fuses a transformer's layers into such operators, and builders
 of decoders write them in the first place. What they were is what our own passes fuse. Attention is
@@ -10,9 +11,12 @@ in `microsoft_attention`, quantised operators are in `quantised`, weights of a f
 
 from __future__ import annotations
 
+from functools import partial, reduce
+from typing import Any
+
 import onnx
 
-from tvm_ext.frontend.load import onnx_opset
+from tvm_ext.frontend.load import STANDARD, onnx_opset
 from tvm_ext.frontend.microsoft_attention import ATTENTION
 from tvm_ext.frontend.quantised import MICROSOFT
 from tvm_ext.frontend.writer import Known, Restate, Writer
@@ -28,22 +32,24 @@ def restated(model: onnx.ModelProto) -> onnx.ModelProto:
     branches and loops, and in forms that are not read, are left, and reported later."""
     opset = onnx_opset(model)
     nodes = list(model.graph.node)
-    if not any(_way(node, opset) for node in nodes):
+    ways = [_way(node, opset) for node in nodes]
+    if not any(ways):
         return model
     known = Known(model.graph)
     del model.graph.node[:]
-    for node in nodes:
-        way = _way(node, opset)
-        writer = Writer(node, opset, known) if way is not None else None
-        done = way is not None and writer is not None and way(writer)
-        model.graph.node.extend(writer.nodes if writer is not None and done else [node])
+    for node, way in zip(nodes, ways, strict=True):
+        written = [node]
+        if way is not None:
+            writer = Writer(node, opset, known)
+            written = writer.nodes if way(writer) else written
+        model.graph.node.extend(written)
     return model
 
 
 def _way(node: onnx.NodeProto, opset: int) -> Restate | None:
     if opset < (COUNTING if node.op_type in COUNTED else OLDEST):
         return None
-    if node.op_type in ANYWHERE and node.domain in ("", "ai.onnx", MICROSOFT):
+    if node.op_type in ANYWHERE and node.domain in (*STANDARD, MICROSOFT):
         return RESTATED[node.op_type]
     return RESTATED.get(node.op_type) if node.domain == MICROSOFT else None
 
@@ -69,12 +75,8 @@ def _skipped(w: Writer, bias: int) -> str | None:
     """x + skip + bias, also where it is a result of its own; None if statistics are as well."""
     if w.outputs.keys() - {0, 3}:
         return None
-    total = [w.inputs[0], w.inputs[1], *([w.inputs[bias]] if bias in w.inputs else [])]
-    summed = total[0]
-    for place, one in enumerate(total[1:], 2):
-        last = place == len(total)
-        summed = w("Add", summed, one, output=w.outputs.get(3, "") if last else "")
-    return summed
+    *before, last = (w.inputs[place] for place in (0, 1, bias) if place in w.inputs)
+    return w("Add", reduce(partial(w, "Add"), before), last, output=w.outputs.get(3, ""))
 
 
 def _skip_layer_norm(w: Writer) -> bool:
@@ -112,8 +114,7 @@ def _embed_layer_norm(w: Writer) -> bool:
         mask = w.inputs.get(7)
         if mask is None:
             return False
-        w.axis("ReduceSum", mask, 1, keepdims=0)
-        w.nodes[-1].output[0] = w.outputs[1]
+        w.axis("ReduceSum", mask, 1, keepdims=0, output=w.outputs[1])
     _layer_norm(w, total, gamma, beta, w.outputs[0])
     return True
 
@@ -146,17 +147,20 @@ def _activated(w: Writer, x: str) -> bool:
     return True
 
 
+def _own(w: Writer) -> dict[str, Any]:
+    """The attributes of what an activation was fused with."""
+    return {k: v for k, v in w.attributes.items() if not k.startswith("activation")}
+
+
 def _fused_conv(w: Writer) -> bool:
-    own = {k: v for k, v in w.attributes.items() if not k.startswith("activation")}
-    x = w("Conv", *(w.inputs[at] for at in range(3) if at in w.inputs), **own)
+    x = w("Conv", *(w.inputs[at] for at in range(3) if at in w.inputs), **_own(w))
     if 3 in w.inputs:
         x = w("Add", x, w.inputs[3])
     return _activated(w, x)
 
 
 def _fused_gemm(w: Writer) -> bool:
-    own = {k: v for k, v in w.attributes.items() if not k.startswith("activation")}
-    return _activated(w, w("Gemm", *w.node.input, **own))
+    return _activated(w, w("Gemm", *w.node.input, **_own(w)))
 
 
 def _fused_matmul(w: Writer) -> bool:
@@ -190,16 +194,16 @@ def _scaled(w: Writer, product: str, scale: str, bias: int) -> bool:
 
 
 def _matmul_integer_to_float(w: Writer) -> bool:
-    points = [w.inputs.get(at, "") for at in (4, 5)]
-    given = [w.inputs[0], w.inputs[1], *(points if points[1] else points[:1] if points[0] else [])]
+    given = [w.inputs.get(at, "") for at in (0, 1, 4, 5)]
+    while not given[-1]:
+        given.pop()
     product = w("MatMulInteger", *given)
     return _scaled(w, product, w("Mul", w.inputs[2], w.inputs[3]), 6)
 
 
 def _dynamic_quantize_matmul(w: Writer) -> bool:
-    octets, step, point = (f"{w.outputs[0]}_{what}" for what in ("octets", "step", "point"))
-    w("DynamicQuantizeLinear", w.inputs[0], output=octets)
-    w.nodes[-1].output.extend([step, point])
+    octets = w("DynamicQuantizeLinear", w.inputs[0])
+    step, point = w.also("step", "point")
     weight_point = [w.inputs[3]] if 3 in w.inputs else []
     product = w("MatMulInteger", octets, w.inputs[1], point, *weight_point)
     return _scaled(w, product, w("Mul", step, w.inputs[2]), 4)

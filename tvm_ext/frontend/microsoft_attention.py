@@ -57,7 +57,6 @@ def _attended(
     *,
     bias: Sequence[str] = (),
     seen: str | None = None,
-    least: float = LEAST,
 ) -> None:
     """The result, from heads [B, N, S, H]; `bias` is added to scores, and those that are not `seen`
     have no part."""
@@ -71,7 +70,7 @@ def _attended(
     for one in bias:
         scores = w("Add", scores, one)
     if seen is not None:
-        scores = w("Where", seen, scores, w.real(least))
+        scores = w("Where", seen, scores, w.real(LEAST))
     mixed = w("MatMul", w("Softmax", scores, axis=-1), v)
     joined = w("Transpose", mixed, perm=[0, 2, 1, 3])
     w("Reshape", joined, w.ints(0, 0, -1), output=w.outputs[0])
@@ -80,29 +79,29 @@ def _attended(
 def _causal(w: Writer, q: str, k: str) -> str:
     """Which words [S, T] come before each of the last S, itself among them."""
     words, new = w.extent(k, 2), w.extent(q, 2)
-    at = w.axis("Unsqueeze", w("Add", w.counted(new), w("Sub", words, new)), 1)
-    return w("Not", w("Less", at, w.axis("Unsqueeze", w.counted(words), 0)))
+    at = w.axis("Unsqueeze", w("Add", w.counted(new), w("Sub", words, new)), -1)
+    return _reached(w, at, w.counted(words))
 
 
-def _mask_bias(w: Writer, mask: str, rank: int) -> str | None:
-    """A mask [B], [B, T] or [B, S, T] as what is added to scores; None for other forms."""
-    if rank == 2:
-        kept = w.axis("Unsqueeze", w.axis("Unsqueeze", mask, 1), 1)
-    elif rank == 3:
-        kept = w.axis("Unsqueeze", mask, 1)
-    else:
-        return None
-    missing = w("Sub", w.real(1.0), w.as_floats(kept))
-    return w("Mul", missing, w.real(w.number("mask_filter_value", MASKED)))
+def _reached(w: Writer, at: str, words: str) -> str:
+    """Which words those at [.., S, 1] have come to."""
+    return w("Not", w("Less", at, words))
 
 
-def _masked(w: Writer, place: int) -> list[str] | None:
-    """What a mask among the inputs adds to scores; None if it has a form that is not read."""
-    if place not in w.inputs:
-        return []
-    mask = w.inputs[place]
-    bias = _mask_bias(w, mask, w.known.rank(mask) or 0)
-    return None if bias is None else [bias]
+def _biases(w: Writer, place: int) -> list[str] | None:
+    """What is added to scores by a mask [B, T] or [B, S, T] at that place among the inputs, and by
+    a bias; None if the mask has another form."""
+    found = []
+    if place in w.inputs:
+        kept = w.inputs[place]
+        rank = w.known.rank(kept)
+        if rank not in (2, 3):
+            return None
+        for _ in range(4 - rank):
+            kept = w.axis("Unsqueeze", kept, 1)
+        missing = w("Sub", w.real(1.0), w.as_floats(kept))
+        found.append(w("Mul", missing, w.real(w.number("mask_filter_value", MASKED))))
+    return [*found, w.inputs[5]] if 5 in w.inputs else found
 
 
 def _attention(w: Writer) -> bool:
@@ -110,8 +109,8 @@ def _attention(w: Writer) -> bool:
     shape = w.known.shape(w.inputs[1])
     if w.count("do_rotary") or w.count("past_present_share_buffer") or not shape or not shape[-1]:
         return False
-    masks = _masked(w, 3)
-    if masks is None:
+    biases = _biases(w, 3)
+    if biases is None:
         return False
     heads = w.count("num_heads")
     given = w.attributes.get("qkv_hidden_sizes")
@@ -132,9 +131,8 @@ def _attention(w: Writer) -> bool:
     if 1 in w.outputs:
         both = [w.axis("Unsqueeze", one, 0) for one in (k, v)]
         w("Concat", *both, axis=0, output=w.outputs[1])
-    masks += [w.inputs[5]] if 5 in w.inputs else []
     seen = _causal(w, q, k) if w.count("unidirectional") else None
-    _attended(w, q, k, v, bias=masks, seen=seen)
+    _attended(w, q, k, v, bias=biases, seen=seen)
     return True
 
 
@@ -142,9 +140,9 @@ def _multi_head(w: Writer) -> bool:
     """Attention of what was projected before."""
     heads = w.count("num_heads")
     query, key, value = (w.inputs.get(at) for at in range(3))
-    masks = _masked(w, 4)
+    added = _biases(w, 4)
     if (
-        masks is None
+        added is None
         or query is None
         or w.outputs.keys() - {0, 1, 2}
         or w.inputs.keys() - set(range(8))
@@ -175,18 +173,16 @@ def _multi_head(w: Writer) -> bool:
         q, k, v = made
     k = _behind(w, w.inputs.get(6), k, w.outputs.get(1))
     v = _behind(w, w.inputs.get(7), v, w.outputs.get(2))
-    masks += [w.inputs[5]] if 5 in w.inputs else []
     seen = _causal(w, q, k) if w.count("unidirectional") else None
-    _attended(w, q, k, v, bias=masks, seen=seen)
+    _attended(w, q, k, v, bias=added, seen=seen)
     return True
 
 
-def _turned(w: Writer, x: str, at: str, caches: tuple[str, str], interleaved: bool) -> str:
-    """Heads [B, N, S, H] turned by their words' positions [B, S], or [S]: each pair of elements in
-    its plane. What is beyond the caches' extent is left."""
-    widths = {shape[-1] for shape in map(w.known.shape, caches) if shape}
-    half = widths.pop() if len(widths) == 1 else None
-    assert half is not None
+def _turned(
+    w: Writer, x: str, at: str, caches: Sequence[str], half: int, *, interleaved: bool
+) -> str:
+    """Heads [B, N, S, H] turned by their words' positions [B, S], or [S]: each of `half` pairs of
+    elements in its plane, as the caches of cosines and sines say. What is beyond them is left."""
     cosine, sine = (w.axis("Unsqueeze", w("Gather", cache, at), -3) for cache in caches)
     rest = w.part(x, 3, 2 * half, 2**31 - 1)
     if interleaved:
@@ -217,7 +213,7 @@ def _rotary(w: Writer) -> bool:
         rows = w("Transpose", heads, perm=[0, 2, 1, 3])
     if places is not None and len(places) == 1:  # where the first word stands
         at = w("Add", w.counted(w.extent(rows, 2)), at)
-    turned = _turned(w, rows, at, (caches[0], caches[1]), bool(w.count("interleaved")))
+    turned = _turned(w, rows, at, caches, shape[-1], interleaved=bool(w.count("interleaved")))
     if apart:
         w("Identity", turned, output=w.outputs[0])
     else:
@@ -231,13 +227,11 @@ def _group_query(w: Writer) -> bool:
     heads, shared = w.count("num_heads"), w.count("kv_num_heads")
     plain = ("smooth_softmax", "k_quant_type", "v_quant_type", "qk_output")
     strange = [w.attributes.get(name, 0) not in (0, b"NONE") for name in plain]
-    known = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
-    rotary = bool(w.count("do_rotary"))
-    caches = (w.inputs.get(7), w.inputs.get(8))
-    shape = w.known.shape(caches[0]) if caches[0] else None
-    if any(strange) or w.inputs.keys() - known or w.outputs.keys() - {0, 1, 2} or 5 not in w.inputs:
-        return False
-    if rotary and (not shape or not shape[-1] or None in caches):
+    caches = [w.inputs[place] for place in (7, 8) if place in w.inputs]
+    shape = w.known.shape(caches[0]) if len(caches) == 2 else None
+    half = shape[-1] if shape else None
+    unread = w.inputs.keys() - set(range(11)) or w.outputs.keys() - {0, 1, 2}
+    if any(strange) or unread or 5 not in w.inputs or (w.count("do_rotary") and not half):
         return False
     if 1 in w.inputs:
         counts = (heads, shared, shared)
@@ -249,20 +243,18 @@ def _group_query(w: Writer) -> bool:
     new = w.extent(q, 2)
     at = w.counted(new)
     if 3 in w.inputs:  # behind what came before them, which a text of its own length does not have
-        length = w("Add", w("Cast", w.inputs[5], to=7), w.whole(1))
+        length = w("Add", w("Cast", w.inputs[5], to=onnx.TensorProto.INT64), w.whole(1))
         before = w("Sub", w("Reshape", length, w.ints(-1, 1)), new)
         at = w("Add", at, w("Max", before, w.whole(0)))
-    if rotary:
-        assert caches[0] is not None
-        assert caches[1] is not None
+    if w.count("do_rotary") and half:
         places = w.inputs.get(9, at)
         interleaved = bool(w.count("rotary_interleaved"))
-        q, k = (_turned(w, one, places, (caches[0], caches[1]), interleaved) for one in (q, k))
+        q, k = (_turned(w, x, places, caches, half, interleaved=interleaved) for x in (q, k))
     k = _behind(w, w.inputs.get(3), k, w.outputs.get(1))
     v = _behind(w, w.inputs.get(4), v, w.outputs.get(2))
     words = w.counted(w.extent(k, 2))
     own = w.axis("Unsqueeze", at, -1)
-    seen = w("Not", w("Less", own, words))
+    seen = _reached(w, own, words)
     window = w.count("local_window_size", -1)
     if window > 0:
         seen = w("And", seen, w("Less", w("Sub", own, w.whole(window)), words))

@@ -20,7 +20,10 @@ from math import prod
 from typing import NamedTuple
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
+
+from tvm_ext.frontend.load import STANDARD, onnx_opset
+from tvm_ext.frontend.writer import Known, Writer
 
 MICROSOFT = "com.microsoft"
 
@@ -74,15 +77,18 @@ def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     ranks = {one.name: len(one.dims) for one in model.graph.initializer}
     single = {one.name for one in model.graph.initializer if prod(one.dims) == 1}
+    opset, known = onnx_opset(model), Known(model.graph)
     read = _read_as_floats(nodes) - {one.name for one in model.graph.output}
     single |= {node.output[2] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
     del model.graph.node[:]
     for node in nodes:
         form = _form(node)
-        if form is not None and node.op_type in INTEGER:
-            restated = _Restated(node, form).of_integers(ranks, single, node.output[0] in read)
-        else:
-            restated = None if form is None else _Restated(node, form).nodes()
+        restated = None
+        if form is not None:
+            one = _Restated(Writer(node, opset, known), form)
+            integers = node.op_type in INTEGER
+            as_floats = node.output[0] in read
+            restated = one.of_integers(ranks, single, as_floats) if integers else one.nodes()
         model.graph.node.extend([node] if restated is None else restated)
     return model
 
@@ -99,7 +105,7 @@ def _read_as_floats(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 def _form(node: onnx.NodeProto) -> Form | None:
     """How an operator is written; None for those that are not restated."""
-    if node.op_type in INTEGER and node.domain in ("", "ai.onnx"):
+    if node.op_type in INTEGER and node.domain in STANDARD:
         return Form(INTEGER[node.op_type], 2)
     return FORMS.get((node.domain, node.op_type))
 
@@ -107,14 +113,14 @@ def _form(node: onnx.NodeProto) -> Form | None:
 class _Restated:
     """One operator restated."""
 
-    def __init__(self, node: onnx.NodeProto, form: Form) -> None:
-        self._node, self._form = node, form
-        self._made: list[onnx.NodeProto] = []
+    def __init__(self, writer: Writer, form: Form) -> None:
+        self._writer, self._node, self._form = writer, writer.node, form
+        self._made = writer.nodes
 
     def nodes(self) -> list[onnx.NodeProto] | None:
         """What takes its place; None if that would not be the same."""
         node, form = self._node, self._form
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = dict(self._writer.attributes)
         if form.op_type in DROPPED:
             name, same = DROPPED[form.op_type]
             if name in attributes and not same(attributes.pop(name)):
@@ -160,7 +166,7 @@ class _Restated:
                 point = self._add("Cast", [point], {"to": TensorProto.FLOAT})
                 value = self._add("Sub", [value, point], {})
             operands.append(value)
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = dict(self._writer.attributes)
         if as_floats:
             self._add(self._form.op_type, operands, attributes, node.output[0])
             return self._made
@@ -199,9 +205,4 @@ class _Restated:
         output: str = "",
     ) -> str:
         """One more node; the name of its result."""
-        place = len(self._made)
-        result = output or f"{self._node.output[0]}_{op_type}_{place}"
-        name = f"{self._node.name}_{place}"
-        made = helper.make_node(op_type, list(inputs), [result], name=name, **attributes)
-        self._made.append(made)
-        return result
+        return self._writer(op_type, *inputs, output=output, **attributes)

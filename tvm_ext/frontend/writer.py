@@ -94,6 +94,13 @@ class Writer:
         self.nodes.append(helper.make_node(op_type, inputs, [result], name=name, **attributes))
         return result
 
+    def also(self, *kinds: str) -> list[str]:
+        """Names of further results of the last node, by what each is."""
+        (first,) = self.nodes[-1].output
+        names = [self._fresh(f"{first}_{kind}") for kind in kinds]
+        self.nodes[-1].output.extend(names)
+        return names
+
     def _fresh(self, name: str) -> str:
         while name in self.known.names:
             name += "_"

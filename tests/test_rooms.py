@@ -26,6 +26,7 @@ LEVELS = {
         "tvm_amx",
         "tvm_api",
         "tvm_dots",
+        "tvm_extremes",
         "tvm_indices",
         "tvm_lowering",
         "tvm_rounding",

@@ -20,6 +20,7 @@ from tvm_ext.tvm_api import (
     tvm,
 )
 from tvm_ext.tvm_dots import fuse_dots
+from tvm_ext.tvm_extremes import infinite_extremes
 from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
@@ -156,6 +157,8 @@ def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
         cuda = _for_cuda(mod)
         if cuda:
             mod = with_threads(mod)
+        else:
+            mod = infinite_extremes(mod)
         config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": cuda}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):

@@ -166,6 +166,28 @@ def test_a_guard_against_nan_is_part_of_it(value: float) -> None:
     assert ("nn.softmax" in names(mod)) == (value != 0.0)
 
 
+@pytest.mark.parametrize("asked", ["mask", "other"])
+def test_so_is_one_against_a_mask_that_hides_all(asked: str) -> None:
+    """ONNX's own around it; one that asks another mask than is added is none."""
+    builder = relax.BlockBuilder()
+    emit = builder.emit
+    q, k, v = (relax.Var(n, relax.TensorType((1, 2, 32, 16), "float32")) for n in "qkv")
+    shape = relax.TensorType((1, 1, 32, 32), "float32")
+    masks = {name: relax.Var(name, shape) for name in ("mask", "other")}
+    zero, least = (relax.const(value, "float32") for value in (0.0, -np.inf))
+    with builder.function("main", [q, k, v, *masks.values()]):
+        with builder.dataflow():
+            product = emit(op.matmul(q, emit(op.permute_dims(k, (0, 1, 3, 2)))))
+            power = emit(op.nn.softmax(emit(op.add(product, masks["mask"])), -1))
+            top = emit(op.max(masks[asked], -1, keepdims=True))
+            kept = emit(op.where(emit(op.equal(top, least)), zero, power))
+            y = builder.emit_output(op.matmul(kept, v))
+        builder.emit_func_output(y)
+    mod = fused(builder.finalize())
+    assert ("call_tir" in names(mod)) == (asked == "mask")
+    assert ("max" in names(mod)) == (asked == "other")
+
+
 def test_heads_may_be_the_batch() -> None:
     builder = relax.BlockBuilder()
     q, k, v = (relax.Var(n, relax.TensorType((6, 32, 16), "float32")) for n in "qkv")

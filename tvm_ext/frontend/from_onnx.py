@@ -167,6 +167,8 @@ class _Importer(ONNXGraphImporter):
                 taken = _gathered(data, indices, attrs.get("axis", 0))
                 if taken is not None:
                     return self.bb.normalize(taken)
+            if op_name == "ReduceLogSumExp":
+                return _log_of_sum(self.bb, inputs, attrs)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             # The base class prints the node's inputs, weights and all, on every Exception.
@@ -186,6 +188,28 @@ def _gathered(data: Any, indices: Any, axis: int) -> Any:
         return None
     counted = np.where(known < 0, known + extents[axis], known).astype(known.dtype)
     return relax.op.take(data, constant(counted), axis, mode="fast")
+
+
+def _log_of_sum(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """log(sum(exp(x))) of rows that may hold infinities: TVM's importer subtracts them from
+    themselves."""
+    x, *rest = inputs
+    axes = list(attrs.get("axes", ()))
+    if rest and rest[0] is not None:
+        given = constant_array(rest[0])
+        if given is None:
+            raise ValueError("axes that are no constant")
+        axes = given.reshape(-1).tolist()
+    if not axes and attrs.get("noop_with_empty_axes", 0):
+        return x
+    top = builder.normalize(relax.op.max(x, axes or None, True))
+    zero = relax.const(0, top.ty.dtype)
+    top = builder.normalize(relax.op.where(relax.op.isinf(top), zero, top))
+    total = relax.op.sum(relax.op.exp(relax.op.subtract(x, top)), axes or None, True)
+    result = builder.normalize(relax.op.add(relax.op.log(total), top))
+    if attrs.get("keepdims", 1):
+        return result
+    return builder.normalize(relax.op.squeeze(result, axes or None))
 
 
 class _ConversionError(BaseException):

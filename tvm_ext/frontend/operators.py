@@ -91,7 +91,7 @@ def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     if not functions:
         return model
     # The inliner drops what a node leaves to its defaults, and does not infer the types that some
-    # bodies depend on.
+    # bodies depend on; of inputs that are left out, whose name is empty, it asks that as well.
     typed = infer_shapes(model)
     for node in typed.graph.node:
         if ("", node.op_type) in functions:
@@ -100,10 +100,14 @@ def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
     )
+    typed.graph.value_info.append(onnx.ValueInfoProto(name="", type=onnx.TypeProto()))
     try:
         inlined = inline_selected_functions(typed, functions, inline_schema_functions=True)
     except RuntimeError:
         return model
+    named = [value for value in inlined.graph.value_info if value.name]
+    del inlined.graph.value_info[:]
+    inlined.graph.value_info.extend(named)
     # A body may call another function (`SwiGLU` calls `Swish`).
     return inlined if len(inlined.graph.node) == len(model.graph.node) else _inline(inlined, opset)
 

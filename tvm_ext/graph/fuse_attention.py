@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvm_ext.graph.attention_scores import ScoresReader, axes_of
 from tvm_ext.graph.join_projections import joined
 from tvm_ext.graph.legalise_attention import attention_call
-from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
@@ -98,10 +100,13 @@ class _Fuser(relax.PyExprMutator):
 
     def _attention(self, probabilities: Any, values: Any) -> Any:
         """The product with the values, with all before it, as one operator; None for another."""
-        softmax, guarded = self._probabilities(probabilities)
+        softmax, guard = self._probabilities(probabilities)
         known = op_name(softmax) == "relax.nn.softmax" and softmax.ty.shape is not None
         scores = self._reader.scores(softmax) if known else None
         if scores is None or not self._is_worth(scores.q, scores.kt, values):
+            return None
+        guarded = guard is not None
+        if guarded and not any(guard.same_as(one) for one in (probabilities, *scores.biases)):
             return None
         rows = tuple(range(len(values.ty.shape)))
         columns = (*rows[:-2], rows[-1], rows[-2])
@@ -162,18 +167,35 @@ class _Fuser(relax.PyExprMutator):
         pairs = zip(operands, made, turned, strict=True)
         return [one.args[0] if first else operand for operand, one, first in pairs], turned
 
-    def _probabilities(self, expr: Any) -> tuple[Any, bool]:
-        """What an expression is bound to, without the guard that PyTorch puts around a softmax that
-        may be masked as a whole: `where(isnan(p), 0, p)`; and whether there was one."""
+    def _probabilities(self, expr: Any) -> tuple[Any, Any]:
+        """What an expression is bound to, without the guard around a softmax that may be masked as
+        a whole, and what guards it: the expression itself, which PyTorch makes
+        `where(isnan(p), 0, p)`, a mask, which ONNX's own definition asks with
+        `where(max(mask) == -inf, 0, p)`, or None."""
         bound = self._bound(expr)
         if op_name(bound) != "relax.where":
-            return bound, False
+            return bound, None
         asked, zero, given = bound.args
         asked, known = self._bound(asked), constant_array(self._bound(zero))
-        guards = op_name(asked) == "relax.isnan" and asked.args[0].same_as(given)
-        if not guards or known is None or known.any():
-            return bound, False
-        return self._bound(given), True
+        if known is None or known.any():
+            return bound, None
+        if op_name(asked) == "relax.isnan" and asked.args[0].same_as(given):
+            return self._bound(given), expr
+        mask = self._hides_all(asked)
+        return (bound, None) if mask is None else (self._bound(given), mask)
+
+    def _hides_all(self, asked: Any) -> Any:
+        """What an expression asks for rows in which nothing is above minus infinity: added to
+        scores they leave no weights. None for another question."""
+        if op_name(asked) != "relax.equal":
+            return None
+        top, least = (self._bound(side) for side in asked.args)
+        known = constant_array(least)
+        if op_name(top) != "relax.max" or known is None or not np.isneginf(known).all():
+            return None
+        (mask,), axes, rank = top.args, ints(top.attrs.axis or []), top.args[0].ty.ndim
+        along_keys = [axis % rank for axis in axes] == [rank - 1] and bool(top.attrs.keepdims)
+        return mask if along_keys else None
 
     def _unrepeated(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Keys and values before each head of theirs was repeated for several heads of queries."""

@@ -155,10 +155,7 @@ def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
     def run(mod: IRModule, ctx: Any) -> IRModule:
         cuda = _for_cuda(mod)
-        if cuda:
-            mod = with_threads(mod)
-        else:
-            mod = infinite_extremes(mod)
+        mod = with_threads(mod) if cuda else infinite_extremes(mod)
         config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": cuda}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tvm_ext.compute.conv import ConvGeometry
+from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.dense import dense, pack_matrix
 from tvm_ext.compute.winograd import packed_shape, winograd
 from tvm_ext.hardware import resolve
@@ -178,6 +178,47 @@ def test_the_next_panel_is_the_one_that_the_loops_choose() -> None:
     assert panel_after(0, 2, 5, 1) == (3, 0, 0, 0, 0)
     assert panel_after(rows, 2, 5, 0) == (2, 5, 3, 0, 0)
     assert panel_after(rows, 2, 5, 1) == (3, 0, 2, 0, 0)
+
+
+def test_a_chunk_is_asked_for_where_its_pieces_lie() -> None:
+    """Of taps of a window, and of blocks of columns of which a register tile takes two."""
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, 64, 64)
+    x = te.placeholder((1, 8, 12, 64), "float32", "x")
+    w = te.placeholder((2, 3, 3, 64, PANEL), "float32", "w")
+    taps = te.create_prim_func([x, w, conv(x, w, geometry, LANES)])
+    extents, chunk = (1, 8, 12, 64, 3, 3, 64), 32
+    plan = TilePlan(
+        rule="tile",
+        anchor=1,
+        tiles=(
+            LevelTile("core", Tile(extents)),
+            LevelTile("l2", Tile((*extents[:-1], chunk))),
+            LevelTile("register", Tile((1, 1, 4, 2 * PANEL, 1, 1, 4))),
+        ),
+        order=(3, 0, 1, 2, 4, 5, 6),
+        parallel=0,
+        lanes=LANES,
+        unroll=4,
+        prefetch=True,
+    )
+    func = write(taps, plan)
+    loops: dict[Any, int] = {}
+    structural_walk(
+        func.body, (tirx.For, lambda loop: loops.update({loop.loop_var: int(loop.extent)}))
+    )
+    found = requests(func)
+    assert {str(load.source.name) for load in found} == {"w"}
+    used = {var for load in found for var in variables(load.indices[-1])}
+    (which,) = (var for var in used if loops[var] == 64 // chunk)
+    others = [var for var in used if not var.same_as(which)]
+    asked = set()
+    for at in np.ndindex(*(loops[var] for var in others)):
+        values = {v: tirx.const(n, "int32") for v, n in zip(others, at, strict=True)}
+        values[which] = tirx.const(0, "int32")
+        for load in found:
+            asked.add(int(Analyzer().simplify(substitute(load.indices[-1], values))))
+    places = np.arange(2 * 9 * 64 * PANEL).reshape(2, 3, 3, 64, PANEL)
+    assert asked == set(places[:, :, :, chunk:, ::16].reshape(-1).tolist())
 
 
 def test_results_stay() -> None:

@@ -113,6 +113,25 @@ def test_threads_sleep_between_runs(artifact: Path) -> None:
     assert run_apart(artifact, body) == {"idle": True}
 
 
+@pytest.mark.parametrize("threads", [2, 12])
+def test_threads_that_were_woken_elsewhere_may_run_anywhere(artifact: Path, threads: int) -> None:
+    """A caller keeps those that sleep off its own processor; once they run they may come back. Both
+    a few threads, which all are told, and many."""
+    body = """
+        for _ in range(40):
+            time.sleep(0.01)
+            assert np.array_equal(model(x)[0], y)
+        time.sleep(0.1)
+        places = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
+        print(json.dumps({"own": sorted(os.sched_getaffinity(0)), "places": places}))
+    """
+    found = run_apart(artifact, body, threads)
+    places = found["places"]
+    assert isinstance(places, list)
+    assert len(places) >= threads
+    assert all(place == found["own"] for place in places)
+
+
 def test_an_artifact_that_is_let_go_takes_its_threads_along(artifact: Path) -> None:
     body = """
         import gc

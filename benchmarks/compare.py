@@ -55,8 +55,11 @@ def compare(
     rounds: int,
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
+    pause_ms: float = 0.0,
 ) -> Model:
     """Measures every engine on the model at `path`; one row each, in the order given.
+
+    `pause_ms`: between runs, with processors and threads asleep and caches left to others.
 
     Engines are loaded one after the other, so compile times do not compete for the cores. Ours is
     measured as it is deployed: saved, and loaded by another process. One that fails, at loading or
@@ -64,17 +67,19 @@ def compare(
     """
     inputs = random_inputs(onnx.load(path, load_external_data=False), shapes, seed)
     rows = {engine: Row(engine) for engine in engines}
+    pause_s = pause_ms / 1e3
     with contextlib.ExitStack() as stack:
         workers: list[Worker] = []
         for engine in engines:
             row = rows[engine]
             try:
-                worker = Worker(engine, path, inputs, threads, save=engine == OURS)
+                worker = Worker(engine, path, inputs, threads, pause_s=pause_s, save=engine == OURS)
                 stack.enter_context(worker)
                 row.load_s, row.load_rss_bytes = worker.load_s, worker.load_rss_bytes
                 row.peak_rss_bytes, row.facts = worker.peak_rss_bytes, worker.facts
                 if worker.artifact is not None:
-                    worker = stack.enter_context(Worker(OURS, worker.artifact, inputs, threads))
+                    loaded = Worker(OURS, worker.artifact, inputs, threads, pause_s=pause_s)
+                    worker = stack.enter_context(loaded)
                 workers.append(worker)
             except EngineError as error:
                 row.failure = str(error)
@@ -120,6 +125,9 @@ def main() -> int:
         "--shape", action="append", type=_shape, default=[], metavar="NAME=1,3,224,224"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument(
+        "--pause-ms", type=float, default=0.0, help="wait before each run, as for requests"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     engines = list(dict.fromkeys(args.engines.split(",")))
@@ -132,6 +140,7 @@ def main() -> int:
 
     models: list[Model] = []
     settings = {"threads": args.threads, "rounds": args.rounds, "seed": args.seed}
+    settings["pause_ms"] = args.pause_ms
     for path in args.models:
         try:
             model = compare(path, engines, shapes=dict(args.shape), **settings)

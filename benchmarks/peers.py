@@ -9,7 +9,7 @@ burst; so one engine is measured while the others neither compute nor spin.
     ):
         seconds = interleave([ort, ours], rounds=5)  # {"onnxruntime": [...], "tvm_ext": [...]}
 
-Run as a script this file is the child: `peers.py ENGINE MODEL THREADS FOLDER [save]`.
+Run as a script this file is the child: `peers.py ENGINE MODEL THREADS FOLDER PAUSE_S [save]`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def random_inputs(
 class Worker:
     """One model loaded in one engine, in a child process; close it, or use it in a `with`.
 
+    `pause_s`: what the child waits before each run, as a program that calls now and then.
     `label`: what the worker is called in results, the engine's name by default.
     `load_s`: from path to runnable, with the imports: what a user waits for.
     `outputs`: of the first run, in model order.
@@ -91,6 +92,7 @@ class Worker:
         threads: int,
         label: str | None = None,
         *,
+        pause_s: float = 0.0,
         save: bool = False,
     ) -> None:
         self.engine = label or engine
@@ -101,7 +103,10 @@ class Worker:
         pools = {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, engine, path, str(threads), folder, *["save"][:save]],
+                [
+                    *(sys.executable, __file__, engine, path, str(threads), folder, str(pause_s)),
+                    *["save"][:save],
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -196,12 +201,13 @@ def busy_s() -> float:
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-def _timed_burst(run: Callable[[], object]) -> dict[str, float]:
+def _timed_burst(run: Callable[[], object], pause_s: float) -> dict[str, float]:
     run()  # brings code and weights back into the caches
     times: list[float] = []
     others_s = -(busy_s() - time.process_time())
     start = time.perf_counter()
-    while len(times) < BURST_RUNS or time.perf_counter() - start < BURST_S:
+    while len(times) < BURST_RUNS or time.perf_counter() - start < BURST_S + 10 * pause_s:
+        time.sleep(pause_s)
         before = time.perf_counter()
         run()
         times.append(time.perf_counter() - before)
@@ -220,7 +226,7 @@ def _settle() -> None:
             return
 
 
-def _child(engine: str, path: str, threads: str, where: str, save: str = "") -> None:
+def _child(engine: str, path: str, threads: str, where: str, pause_s: str, save: str = "") -> None:
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints must not mix with our replies
     folder = Path(where)
@@ -241,7 +247,7 @@ def _child(engine: str, path: str, threads: str, where: str, save: str = "") -> 
     _settle()
     reply(load_s=load_s, load_rss_bytes=load_rss_bytes, facts=loaded.facts)
     for _ in sys.stdin:
-        figures = _timed_burst(loaded.run)
+        figures = _timed_burst(loaded.run, float(pause_s))
         _settle()
         reply(**figures)
 

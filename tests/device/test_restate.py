@@ -51,6 +51,19 @@ def test_lp_normalization(p: int, axis: int) -> None:
     assert not operators(simplified(model)).keys() & {"LpNormalization"}
 
 
+@pytest.mark.parametrize("negative", [0, 1])
+@pytest.mark.parametrize("positive", [0, 1])
+def test_infinities_of_a_sign(negative: int, positive: int) -> None:
+    node = helper.make_node(
+        "IsInf", ["x"], ["y"], detect_negative=negative, detect_positive=positive
+    )
+    model = make_model([node], [value("x", 5)], ["y"])
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.BOOL
+    x = np.array([np.inf, -np.inf, np.nan, 3, np.finfo("float32").max], "float32")
+    (found,) = tvm_ext.compile(model)(x)
+    assert found.tolist() == [bool(positive), bool(negative), False, False, False]
+
+
 @pytest.mark.parametrize("opset", [11, 13])
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize("depth", [np.array(5), np.array([5]), np.array([5.0], "float32")], ids=str)

@@ -219,7 +219,6 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
 @pytest.mark.parametrize(
     ("node", "constants", "part"),
     [
-        (helper.make_node("IsInf", ["x"], ["y"], detect_negative=0), {}, "detect_negative=0"),
         (
             helper.make_node("ConvTranspose", ["x", "w"], ["y"], output_shape=[10, 10]),
             {"w": np.ones((2, 2, 3, 3), np.float32)},
@@ -245,8 +244,6 @@ def test_what_the_importer_would_get_wrong_is_refused(
     if "s" in node.input and not constants:
         inputs.append(value("s", 4, dtype=TensorProto.INT64))
     model = make_model([node], inputs, ["y"], constants)
-    if node.op_type == "IsInf":
-        model.graph.output[0].type.tensor_type.elem_type = TensorProto.BOOL
     import_error(model, f"{node.op_type}", part, "node '#0'")
 
 

@@ -16,6 +16,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             unroll: recurrent layers step by step, as `recurrent` reads them
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
-            rewrite: its rules, those that are worth their time; restate, readable, fourier: ours
+            rewrite: its rules, those that are worth their time; ours in restate, readable, fourier
+            and tensor_scatter
 randomise   random weights for models that ship without real ones; for tests and benchmarks
 """

@@ -27,7 +27,6 @@ FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9, "LpNormaliz
 READ: dict[str, dict[str, tuple[object, ...]]] = {
     "BatchNormalization": {"training_mode": (0,), "spatial": (1,)},
     "ConvTranspose": {"output_shape": ()},
-    "IsInf": {"detect_negative": (1,), "detect_positive": (1,)},
     "Resize": {
         "antialias": (0,),
         "coordinate_transformation_mode": (

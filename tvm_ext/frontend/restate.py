@@ -9,6 +9,7 @@ rewrite:
     e / ReduceSum(e), e = Exp(x - ReduceMax(x))   =>   Softmax(x), which attention is found by
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
+    IsInf(x), of one sign  =>   x == inf
     ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
                                 exporters make of `x[:, 1:5] = y`
 
@@ -277,6 +278,28 @@ def _assigned(op: Any, x: ir.Value, indices: ir.Value, updates: ir.Value, **_: A
     return op.Identity(result) if result is updates else result
 
 
+def _is_inf(op: Any, x: Any) -> Any:
+    return op.IsInf(x, _outputs=["y"])
+
+
+def _of_one_sign(_: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
+    return x.dtype is not None and x.dtype.is_floating_point() and len(_signs(y)) < 2
+
+
+def _signs(y: ir.Value) -> list[float]:
+    """The infinities that an `IsInf` finds."""
+    node = y.producer()
+    assert node is not None
+    names = {"detect_negative": -np.inf, "detect_positive": np.inf}
+    return [sign for name, sign in names.items() if node.attributes.get_int(name, 1)]
+
+
+def _equals_infinity(op: Any, x: ir.Value, y: ir.Value) -> Any:
+    assert x.dtype is not None
+    sign = (*_signs(y), np.nan)[0]  # nothing equals what is no number
+    return op.Equal(x, constant(op, f"{y.name}_end", np.array(sign, x.dtype.numpy())))
+
+
 def constant(op: Any, name: str, value: Any) -> ir.Value:
     """An initialiser of the graph that is being written."""
     made: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
@@ -289,6 +312,7 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
+    RewriteRule(_is_inf, _equals_infinity, _of_one_sign, name="IsInfOfOneSign"),
     RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),
     RewriteRule(_trained_alone, _standardised, partial(_in_training, 1), name="BatchNormAlone"),

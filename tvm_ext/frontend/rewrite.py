@@ -25,11 +25,12 @@ def rewrite(model: ir.Model) -> bool:
     from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
-    from tvm_ext.frontend import fourier, readable, restate
+    from tvm_ext.frontend import fourier, readable, restate, tensor_scatter
 
     chosen = (
         *restate.rules,
         *fourier.rules,
+        *tensor_scatter.rules,
         *readable.rules,
         rules.one_reshape_matmul_reshape_rule,
         rules.two_reshapes_matmul_reshape_rule,

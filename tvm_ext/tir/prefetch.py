@@ -66,15 +66,19 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         own = any(region.source.same_as(load.source) for region in block.writes)
         if own or load.source not in parameters or not indices or not uses(indices[-1], lanes):
             continue  # sums so far, or no operand in vectors
-        tile = [loop for loop in inside if any(uses(i, loop.loop_var) for i in indices)]
-        width = prod(int(loop.extent) for loop in tile if loop not in over)
+        tile = [
+            loop
+            for loop in inside
+            if loop not in over and any(uses(index, loop.loop_var) for index in indices)
+        ]
+        width = prod(int(loop.extent) for loop in tile)
         others = any(
             any(uses(index, loop.loop_var) for index in indices) and int(loop.extent) > 1
             for loop in outside
         )
         if width % int(load.source.shape[-1]) or not others:
             continue  # not packed in panels of this width, or in a single one
-        run, apart, stride = _pieces(over, indices, load.source.shape)
+        run, apart, stride = _pieces(over, tile, indices, load.source.shape)
         panel = width * prod(int(loop.extent) for loop in over)
         chosen = next_place(outside, indices)
         inner_apart = any(loop not in sweep and int(loop.extent) > 1 for loop in apart)
@@ -111,10 +115,13 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
     return None
 
 
-def _pieces(over: list[Any], indices: list[Any], shape: list[Any]) -> tuple[int, list[Any], int]:
+def _pieces(
+    over: list[Any], tile: list[Any], indices: list[Any], shape: list[Any]
+) -> tuple[int, list[Any], int]:
     """Of a panel that takes a part of an axis: the elements that lie in a row, the loops of the
-    reduction that go from one row to another, and how far apart the blocks of columns are. A panel
-    of whole axes lies in one row, blocks and all: nothing is apart, and the distance is 0."""
+    reduction that go from one row to another, and how far apart the blocks of columns are, which
+    the loops of the tile go through. A panel of whole axes lies in one row, blocks and all: nothing
+    is apart, and the distance is 0."""
     extents = [int(extent) for extent in shape]
     moving = [[loop for loop in over if uses(index, loop.loop_var)] for index in indices]
     taken = [prod(int(loop.extent) for loop in loops) for loops in moving]
@@ -123,7 +130,9 @@ def _pieces(over: list[Any], indices: list[Any], shape: list[Any]) -> tuple[int,
         return 0, [], 0
     apart = [loop for loop in over if any(loop in loops for loops in moving[: cut[-1]])]
     run = extents[-1] * prod(int(loop.extent) for loop in over if loop not in apart)
-    return run, apart, prod(extents[1:])
+    used = [any(uses(index, loop.loop_var) for loop in tile) for index in indices[:-1]]
+    blocks = max((axis for axis, moved in enumerate(used) if moved), default=0)
+    return run, apart, prod(extents[blocks + 1 :])
 
 
 def _asking(loops: list[Any], lines: int) -> list[Any]:

@@ -84,3 +84,24 @@ def test_the_result_is_that_of_the_definition(name: str) -> None:
     found = tvm_ext.compile(model)(**given)
     for y, e in zip(found, expected, strict=True):
         np.testing.assert_allclose(y, e, rtol=2e-5, atol=2e-6)
+
+
+def test_the_order_of_words_may_have_any_length() -> None:
+    """What hides the words to come is worked out of a length that is left open, and hides no word
+    whole: the guard against that is gone."""
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1)
+    shape = [1, HEADS, "n", DEPTH]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "qkv"]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([node], "attention", infos, [y]),
+        opset_imports=[helper.make_opsetid("", 23)],
+        ir_version=10,
+    )
+    compiled = tvm_ext.compile(model, shapes={name: shape for name in "qkv"})
+    assert any(group.name.startswith("attention") for group in compiled.manifest.groups)
+    for words in (1, 9, 70):
+        given = {name: floats(1, HEADS, words, DEPTH) for name in "qkv"}
+        (expected,) = ReferenceEvaluator(model).run(None, given)
+        (found,) = compiled(**given)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)

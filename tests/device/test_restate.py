@@ -51,6 +51,28 @@ def test_lp_normalization(p: int, axis: int) -> None:
     assert not operators(simplified(model)).keys() & {"LpNormalization"}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "shape", "left"),
+    [
+        (np.zeros((4, 1), bool), (4, 5), 0),
+        (np.ones((1,), bool), (4, 5), 0),
+        (np.eye(4, 5, dtype=bool), (4, 5), 1),
+        (np.zeros((3, 1, 1), bool), (4, 5), 1),  # whose result is larger than either side
+    ],
+)
+def test_a_choice_of_one_side(chosen: np.ndarray, shape: tuple[int, ...], left: int) -> None:
+    nodes = [
+        helper.make_node("Relu", ["a"], ["x"]),
+        helper.make_node("Neg", ["a"], ["y"]),
+        helper.make_node("Where", ["chosen", "x", "y"], ["z"]),
+    ]
+    model = make_model(nodes, [value("a", *shape)], ["z"], {"chosen": chosen})
+    assert operators(simplified(model))["Where"] == left
+    a = np.random.default_rng(0).standard_normal(shape, np.float32)
+    (found,) = tvm_ext.compile(model)(a)
+    np.testing.assert_array_equal(found, np.where(chosen, np.maximum(a, 0), -a))
+
+
 @pytest.mark.parametrize("negative", [0, 1])
 @pytest.mark.parametrize("positive", [0, 1])
 def test_infinities_of_a_sign(negative: int, positive: int) -> None:

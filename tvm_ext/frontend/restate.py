@@ -10,6 +10,7 @@ rewrite:
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
     IsInf(x), of one sign  =>   x == inf
+    Where(all, x, y)       =>   x, and y where a constant chooses nothing of x
     ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
                                 exporters make of `x[:, 1:5] = y`
 
@@ -278,6 +279,31 @@ def _assigned(op: Any, x: ir.Value, indices: ir.Value, updates: ir.Value, **_: A
     return op.Identity(result) if result is updates else result
 
 
+def _where(op: Any, chosen: Any, x: Any, y: Any) -> Any:
+    return op.Where(chosen, x, y, _outputs=["z"])
+
+
+def _one_side(chosen: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value | None:
+    """What a choice takes all elements from, if it is of the result's shape."""
+    shapes = [value.shape for value in (chosen, x, y)]
+    if chosen.const_value is None or not all(s is not None and s.is_static() for s in shapes):
+        return None
+    known = chosen.const_value.numpy()
+    side = x if known.all() else y if not known.any() else None
+    extents = [tuple(shape.numpy()) for shape in shapes if shape is not None]
+    whole = np.broadcast_shapes(*extents)
+    fits = side is not None and side.shape is not None and tuple(side.shape.numpy()) == whole
+    return side if fits else None
+
+
+def _takes_one_side(_: Any, chosen: ir.Value, x: ir.Value, y: ir.Value, **__: Any) -> bool:
+    return _one_side(chosen, x, y) is not None
+
+
+def _that_side(op: Any, chosen: ir.Value, x: ir.Value, y: ir.Value, **_: Any) -> Any:
+    return op.Identity(_one_side(chosen, x, y))
+
+
 def _is_inf(op: Any, x: Any) -> Any:
     return op.IsInf(x, _outputs=["y"])
 
@@ -312,6 +338,7 @@ rules = (
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
+    RewriteRule(_where, _that_side, _takes_one_side, name="WhereOfOneSide"),
     RewriteRule(_is_inf, _equals_infinity, _of_one_sign, name="IsInfOfOneSign"),
     RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),

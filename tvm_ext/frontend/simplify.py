@@ -64,9 +64,10 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         unrolled = unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
-        _materialise_constants(model.graph)
+        folds_on = _materialise_constants(model.graph)
         fold_quantised(model.graph)
         known = len(model.graph) == before or not any(map(_computes_shape, model.graph))
+        known = known and not folds_on
         if known and not unrolled:
             break
     _drop_empty(model.graph)
@@ -119,11 +120,14 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _materialise_constants(graph: ir.Graph) -> None:
-    """Turn `Constant`, and `ConstantOfShape` of a known shape, into initialisers.
+def _materialise_constants(graph: ir.Graph) -> bool:
+    """Turn `Constant`, and `ConstantOfShape` of a known shape, into initialisers; whether there are
+    nodes that read only constants, what the latter made among them.
 
-    The latter take no memory yet: all their elements are one.
+    Those take no memory yet: all their elements are one. onnxscript leaves them, and with them what
+    is worked out of them (in `Attention` the mask of words that come later).
     """
+    made = []
     for node in list(graph):
         if node.domain or node.op_type not in ("Constant", "ConstantOfShape"):
             continue
@@ -138,6 +142,14 @@ def _materialise_constants(graph: ir.Graph) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         graph.remove(node, safe=True)
         graph.register_initializer(new)
+        if node.op_type == "ConstantOfShape":
+            made.append(new)
+    readers = (reader for value in made for reader, _ in value.uses())
+    return any(all(_is_constant(value) for value in reader.inputs) for reader in readers)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is None or value.const_value is not None
 
 
 def _filled(node: ir.Node, shape: ir.TensorProtocol | None) -> ir.TensorProtocol | None:

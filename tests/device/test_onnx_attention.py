@@ -98,7 +98,7 @@ def test_the_order_of_words_may_have_any_length() -> None:
         opset_imports=[helper.make_opsetid("", 23)],
         ir_version=10,
     )
-    compiled = tvm_ext.compile(model, shapes={name: shape for name in "qkv"})
+    compiled = tvm_ext.compile(model, shapes=dict.fromkeys("qkv", shape))
     assert any(group.name.startswith("attention") for group in compiled.manifest.groups)
     for words in (1, 9, 70):
         given = {name: floats(1, HEADS, words, DEPTH) for name in "qkv"}

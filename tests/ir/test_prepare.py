@@ -7,6 +7,7 @@ from typing import Any
 from funcs import prepared_graph
 from msgspec.structs import replace
 
+from tvm_ext.compute import power
 from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.hardware import get
@@ -17,7 +18,7 @@ from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach
 from tvm_ext.tir import prepare
-from tvm_ext.tir.prepare import MOST_LOADS
+from tvm_ext.tir.prepare import MOST_FLOPS, MOST_LOADS
 from tvm_ext.tvm_api import TensorLoad, structural_walk, te, tirx, topi
 
 
@@ -109,6 +110,25 @@ def test_what_is_read_twice_by_what_is_read_twice_does_not_grow_without_end() ->
     found: list[Any] = []
     structural_walk(body, (TensorLoad, found.append))
     assert len(found) == 5 * MOST_LOADS
+
+
+def test_nor_does_what_costs_much() -> None:
+    """A power that is asked for its sign, and used, and that again: sixteen and more of them in one
+    statement took TVM's simplifier minutes."""
+
+    def absolute(value: te.Tensor) -> te.Tensor:
+        def element(i: Any, j: Any) -> Any:
+            return te.if_then_else(value[i, j] > 0, value[i, j], -value[i, j])
+
+        return te.compute(value.shape, element, name="absolute")
+
+    x = te.placeholder((8, 16), name="x")
+    value = te.compute(x.shape, lambda i, j: power.pow(x[i, j], x[i, j]), name="raised")
+    for _ in range(4):
+        value = absolute(value)
+    graph = prepared_graph(te.create_prim_func([x, value]))
+    assert len(graph.nodes) > 1
+    assert max(node.flops_per_point for node in graph.nodes) <= MOST_FLOPS
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:

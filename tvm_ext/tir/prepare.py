@@ -22,7 +22,7 @@ from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tile.remember import remembered
 from tvm_ext.tir.join_axes import join_axes
-from tvm_ext.tir.read import loads, read_schedule
+from tvm_ext.tir.read import flops, loads, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
 from tvm_ext.tir.symbolic import typical
 from tvm_ext.tvm_api import (
@@ -51,8 +51,9 @@ SPREAD = 4
 """Times an element is computed from which keeping it costs less, if it costs something."""
 COSTLY_FLOPS = 10
 """Operations of an element that cost more than reading it: those of a special function."""
-MOST_LOADS = 64
-"""Loads of a statement that nothing more is inlined into."""
+MOST_LOADS, MOST_FLOPS = 64, 256
+"""Loads and operations of a statement that nothing more is inlined into, each as often as it is
+written: TVM's simplifier takes minutes for a power that is written twelve times."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
 
@@ -142,9 +143,9 @@ def _ends_product(graph: TileGraph, index: int) -> bool:
 
 
 class _Lengths:
-    """Loads of each node's statement, as nodes are inlined: what is read twice by what is read
-    twice grows without end (the bins of a depth estimate: 343 nodes, of which one of four loads is
-    read 32 times)."""
+    """Loads and operations of each node's statement, as nodes are inlined: what is read twice by
+    what is read twice grows without end (the bins of a depth estimate: 343 nodes, of which one of
+    four loads is read 32 times)."""
 
     def __init__(self, graph: TileGraph, bodies: list[Any]) -> None:
         self._graph = graph
@@ -153,25 +154,30 @@ class _Lengths:
             Counter(load.source for load in loads(body.value)) if written is not None else Counter()
             for body, written in zip(bodies, self._written, strict=True)
         ]
-        self._lengths = [counts.total() for counts in self._loads]
+        self._lengths = [
+            (counts.total(), flops(body.value) if counts else 0.0)
+            for counts, body in zip(self._loads, bodies, strict=True)
+        ]
 
     def have_room(self, index: int) -> bool:
         """Whether no statement would be too long with the node inlined."""
-        return all(after <= MOST_LOADS for after in self._after(index).values())
+        added = self._after(index).values()
+        return all(count <= MOST_LOADS and work <= MOST_FLOPS for count, work in added)
 
     def add(self, index: int) -> None:
         """The node has been inlined."""
         for consumer, after in self._after(index).items():
             self._lengths[consumer] = after
 
-    def _after(self, index: int) -> dict[int, int]:
-        """Loads of each consumer's statement with the node in it."""
-        written = self._written[index]
-        more = max(0, self._lengths[index] - 1)
-        return {
-            consumer: self._lengths[consumer] + self._loads[consumer][written] * more
-            for consumer in self._graph.consumers(index)
-        }
+    def _after(self, index: int) -> dict[int, tuple[int, float]]:
+        """Loads and operations of each consumer's statement with the node in it."""
+        own, work = self._lengths[index]
+        after = {}
+        for consumer in self._graph.consumers(index):
+            times = self._loads[consumer][self._written[index]]
+            count, known = self._lengths[consumer]
+            after[consumer] = count + times * max(0, own - 1), known + times * work
+        return after
 
 
 def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:

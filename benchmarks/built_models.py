@@ -80,6 +80,12 @@ class Builder:
             block_size=BLOCK,
         )
 
+    def perceptron(self, x: str) -> str:
+        """Two products, gated, and one back."""
+        gate, up = (self.product(x, WIDTH, BETWEEN) for _ in range(2))
+        gated = self("Mul", self("Mul", gate, self("Sigmoid", gate)), up)
+        return self.product(gated, BETWEEN, WIDTH)
+
     def ones(self) -> str:
         return self.constant(np.ones(WIDTH, np.float32))
 
@@ -127,9 +133,7 @@ def _of_microsoft(name: str, seed: int) -> onnx.ModelProto:
             do_rotary=1,
         )
         x, norm = _skipped(build, x, build.product(mixed, HEADS * HEAD, WIDTH))
-        gate, up = (build.product(norm, WIDTH, BETWEEN) for _ in range(2))
-        gated = build("Mul", build("Mul", gate, build("Sigmoid", gate)), up)
-        x, norm = _skipped(build, x, build.product(gated, BETWEEN, WIDTH))
+        x, norm = _skipped(build, x, build.perceptron(norm))
     logits = build.product(norm, WIDTH, WORDS)
     build("Identity", logits, results=["logits"])
     graph = helper.make_graph(build.nodes, name, inputs, outputs, build.weights)
@@ -188,9 +192,7 @@ def _of_onnx(name: str, seed: int) -> onnx.ModelProto:
         joined = build("Reshape", rows, build.constant(np.array([0, 0, -1])))
         x = build("Add", x, build.product(joined, HEADS * HEAD, WIDTH))
         norm = build("RMSNormalization", x, build.ones(), axis=-1, epsilon=1e-6)
-        gate, up = (build.product(norm, WIDTH, BETWEEN) for _ in range(2))
-        gated = build("Mul", build("Mul", gate, build("Sigmoid", gate)), up)
-        x = build("Add", x, build.product(gated, BETWEEN, WIDTH))
+        x = build("Add", x, build.perceptron(norm))
     build("Identity", x, results=["y"])
     graph = helper.make_graph(build.nodes, name, inputs, outputs, build.weights)
     opsets = [helper.make_opsetid("", 23)]

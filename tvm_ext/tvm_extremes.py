@@ -44,18 +44,10 @@ def _updated(store: Any) -> int:
 def infinite_extremes(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Reductions to the greatest or least of floats begin with an infinity, before blocks are
     lowered."""
-    kept: dict[Any, int] = {}
-    begun = False
-
-    def look(store: Any) -> None:
-        nonlocal begun
-        begun = begun or isinstance(store.value, tirx.FloatImm)
-        sign = _updated(store)
-        if sign:
-            kept[store.buffer] = sign
-
-    structural_walk(func.body, [(tirx.BufferStore, look)])
-    if not (kept and begun):
+    stores: list[Any] = []
+    structural_walk(func.body, [(tirx.BufferStore, stores.append)])
+    kept = {store.buffer: sign for store in stores if (sign := _updated(store))}
+    if not kept:
         return func
 
     def widen(store: Any) -> Any:

@@ -62,8 +62,26 @@ class _Product(NamedTuple):
     """A transform of an axis."""
 
     axis: int
-    table: np.ndarray
-    """[n, parts, k, parts]"""
+    inner: int
+    parts: int
+    size: int
+    inverse: bool
+    half: bool
+    """Whether only half of the spectrum is there."""
+
+    @property
+    def outer(self) -> int:
+        """Numbers of the result."""
+        return self.size // 2 + 1 if self.half and not self.inverse else self.size
+
+    def table(self) -> np.ndarray:
+        """What each part of a number adds to those of a result, [n, parts, k, parts]."""
+        if self.inverse and self.half:
+            made = real_again(self.inner, self.size)[..., None]
+        else:
+            made = waves(self.inner, self.outer, self.size, inverse=self.inverse)
+            made[self.size :] = 0  # numbers beyond the transform's have no part in it
+        return made[:, : self.parts].astype(np.float32)
 
 
 def _product(x: ir.Value, y: ir.Value) -> _Product | None:
@@ -73,8 +91,8 @@ def _product(x: ir.Value, y: ir.Value) -> _Product | None:
     rank = 0 if x.shape is None else len(x.shape)
     known = x.dtype == ir.DataType.FLOAT and rank > 1
     given = [None if one is None else one.const_value for one in node.inputs[1:]]
-    asked = [one is not None for one in node.inputs[1:]]
-    if not known or any(a and g is None for a, g in zip(asked, given, strict=True)):
+    there = [one is not None for one in node.inputs[1:]]
+    if not known or any(a and g is None for a, g in zip(there, given, strict=True)):
         return None
     numbers = [None if one is None else int(one.numpy().reshape(-1)[0]) for one in given]
     numbers += [None] * (2 - len(numbers))
@@ -87,15 +105,9 @@ def _product(x: ir.Value, y: ir.Value) -> _Product | None:
     half = bool(node.attributes.get_int("onesided", 0))
     usual = 2 * (inner - 1) if inverse and half else inner
     size = usual if numbers[0] is None else numbers[0]
-    outer = size // 2 + 1 if half and not inverse else size
-    if size < 1 or inner * parts * outer * PARTS > MOST:
-        return None
-    if inverse and half:
-        table = real_again(inner, size)[..., None]
-    else:
-        table = waves(inner, outer, size, inverse=inverse)
-        table[size:] = 0  # numbers beyond the transform's have no part in it
-    return _Product(axis, table[:, :parts].astype(np.float32))
+    asked = _Product(axis, inner, parts, size, inverse, half)
+    too_much = inner * parts * asked.outer * PARTS > MOST
+    return None if size < 1 or too_much else asked
 
 
 def _is_product(_: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
@@ -110,8 +122,9 @@ def _as_product(op: Any, x: ir.Value, y: ir.Value, **_: Any) -> Any:
     others = [axis for axis in range(rank - 1) if axis != asked.axis]
     last = [*others, asked.axis, rank - 1]
     back = [last.index(axis) for axis in range(rank)]
-    inner, parts, outer, made = asked.table.shape
-    matrix = asked.table.reshape(inner * parts, outer * made)
+    table = asked.table()
+    inner, parts, outer, made = table.shape
+    matrix = table.reshape(inner * parts, outer * made)
     kept = [0] * len(others)
     joined = constant(op, f"{y.name}_joined", np.array([*kept, inner * parts], np.int64))
     apart = constant(op, f"{y.name}_apart", np.array([*kept, outer, made], np.int64))
@@ -131,8 +144,21 @@ class _Frames(NamedTuple):
     parts: int
     length: int
     step: int
-    filters: np.ndarray
-    """[k parts, parts, n]"""
+    window: np.ndarray
+    half: bool
+
+    @property
+    def outer(self) -> int:
+        """Numbers of a spectrum."""
+        return self.window.size // 2 + 1 if self.half else self.window.size
+
+    def filters(self) -> np.ndarray:
+        """What each number of a frame adds to the parts of its spectrum, [k parts, parts, n]."""
+        taps = self.window.size
+        table = waves(taps, self.outer, taps, inverse=False)[:, : self.parts]
+        table = table * self.window.astype(np.float64)[:, None, None, None]
+        filters = table.reshape(taps, self.parts, self.outer * PARTS).transpose(2, 1, 0)
+        return np.ascontiguousarray(filters, np.float32)
 
 
 def _frames(x: ir.Value, step: ir.Value, y: ir.Value) -> _Frames | None:
@@ -154,15 +180,9 @@ def _frames(x: ir.Value, step: ir.Value, y: ir.Value) -> _Frames | None:
     else:
         length = total if weights is None else weights.numpy().size
     factors = np.ones(length) if weights is None else weights.numpy().reshape(-1)
-    half = bool(node.attributes.get_int("onesided", 1))
-    outer = length // 2 + 1 if half else length
-    fits = 1 <= length <= total and factors.size == length
-    if not fits or hop < 1 or length * parts * outer * PARTS > MOST:
-        return None
-    table = waves(length, outer, length, inverse=False)[:, :parts]
-    table = table * factors.astype(np.float64)[:, None, None, None]
-    filters = table.reshape(length, parts, outer * PARTS).transpose(2, 1, 0)
-    return _Frames(parts, total, hop, np.ascontiguousarray(filters, np.float32))
+    asked = _Frames(parts, total, hop, factors, bool(node.attributes.get_int("onesided", 1)))
+    fits = 1 <= length <= total and factors.size == length and hop >= 1
+    return asked if fits and length * parts * asked.outer * PARTS <= MOST else None
 
 
 def _is_convolution(_: Any, x: ir.Value, step: ir.Value, y: ir.Value, **__: Any) -> bool:
@@ -172,16 +192,15 @@ def _is_convolution(_: Any, x: ir.Value, step: ir.Value, y: ir.Value, **__: Any)
 def _as_convolution(op: Any, x: ir.Value, step: ir.Value, y: ir.Value, **_: Any) -> Any:
     asked = _frames(x, step, y)
     assert asked is not None
-    outer, _, taps = asked.filters.shape
     if asked.parts == 1:
         row = constant(op, f"{y.name}_row", np.array([0, 1, asked.length], np.int64))
         given = op.Reshape(x, row)
     else:
         given = op.Transpose(x, perm=[0, 2, 1])
-    filters = constant(op, f"{y.name}_waves", asked.filters)
+    filters = constant(op, f"{y.name}_waves", asked.filters())
     made = op.Conv(given, filters, strides=[asked.step])
-    count = 1 + (asked.length - taps) // asked.step
-    shape = [0, count, outer // PARTS, PARTS]
+    count = 1 + (asked.length - asked.window.size) // asked.step
+    shape = [0, count, asked.outer, PARTS]
     target = constant(op, f"{y.name}_frames", np.array(shape, np.int64))
     return op.Reshape(op.Transpose(made, perm=[0, 2, 1]), target)
 

@@ -24,6 +24,8 @@ from tvm_ext.verify import arguments_of, choose_points
 
 AMONG = 3
 """How often a yardstick is measured among and after the plans of a batch, if it has so many."""
+APART = 3
+"""Plans between two measurements of it at least."""
 MOST_DRIFT = 1.5
 """A yardstick further from its usual time says nothing about other kernels."""
 
@@ -68,7 +70,7 @@ class Trials:
             outcomes, beside, drift = self._measurer.measure(jobs, best_us), [], 1.0
         else:
             own = self._job(task, yardstick, in_full=True)
-            every = max(1, ceil(len(jobs) / AMONG))
+            every = max(APART, ceil(len(jobs) / AMONG))
             mixed = [own]
             for first in range(0, len(jobs), every):
                 mixed += [*jobs[first : first + every], own]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ def check_install() -> None:
         )
 
 
+@cache
 def tvm_version() -> str:
     """Version of the installed TVM."""
     return importlib.metadata.version("apache-tvm")

@@ -178,7 +178,7 @@ def test_a_busy_machine_shortens_the_timing_and_fails_nothing():
 
             return evaluate
 
-    crowded = SimpleNamespace(module=Crowded(), device=None, flush="")
+    crowded = SimpleNamespace(module=Crowded(), name="main", device=None, flush="")
     try:
         times = sandbox._repeat(
             crowded, [], Limits(0.5), [30.0, 20.0], cold=False, best_us=float("inf")

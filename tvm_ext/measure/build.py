@@ -16,18 +16,22 @@ from tvm_ext.tvm_api import PrimFunc, tvm
 from tvm_ext.tvm_lowering import KERNEL_PIPELINE, TIR_PIPELINE
 
 MESSAGE_CHARS = 300
+TOGETHER = 8
+"""Kernels of one module at most: what LLVM does for each module, whatever is in it, takes a quarter
+of the time of compiling one kernel."""
 
 
 class Built:
     """A compiled kernel. With `run` its machine code exists already: a forked child can call it at
-    once as `main`, and knows it by its `number`."""
+    once as `main`, and knows it by its `number`. Other kernels may be in its `module`, where its
+    own name is `name`."""
 
     _numbers = count()
 
-    def __init__(self, executable: Any, name: str, run: bool) -> None:
+    def __init__(self, module: Any, name: str, run: bool) -> None:
         self.number = next(Built._numbers)
-        self.module = executable.jit()
-        self.main: Any = self.module[name] if run else None
+        self.module, self.name = module, name
+        self.main: Any = module[name] if run else None
 
 
 def build(
@@ -42,14 +46,18 @@ def build(
     An external function that does not exist is not noticed here: TVM hands out a null function,
     which crashes when called.
     """
-    module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        executable = tvm.compile(
-            module, target=target, tir_pipeline=TIR_PIPELINE if checked else KERNEL_PIPELINE
-        )
-        return Built(executable, name, run)
+        return _compiled({name: func}, target, run=run, checked=checked)[0]
     except Exception as error:  # TVM raises every kind for a schedule that it cannot lower
         return Failure("compile", one_line(error))
+
+
+def _compiled(funcs: dict[str, Any], target: Any, *, run: bool, checked: bool) -> list[Built]:
+    """The kernels of one module, by name."""
+    named = {name: func.with_attr("global_symbol", name) for name, func in funcs.items()}
+    pipeline = TIR_PIPELINE if checked else KERNEL_PIPELINE
+    module = tvm.compile(tvm.IRModule(named), target=target, tir_pipeline=pipeline).jit()
+    return [Built(module, name, run) for name in funcs]
 
 
 class Written:
@@ -65,11 +73,17 @@ def write_and_build(
 ) -> Written:
     """Schedule a function by a plan (None: it is scheduled) and compile it, to be `run` here or
     not. A plan that cannot be written is a `Failure` of the reason's kind."""
-    try:
-        scheduled = func if plan is None else write(func, plan)
-    except PlanError as error:
-        return Written(None, Failure(error.reason, str(error)))
+    scheduled = _scheduled(func, plan)
+    if isinstance(scheduled, Failure):
+        return Written(None, scheduled)
     return Written(scheduled, build(scheduled, target, run=run))
+
+
+def _scheduled(func: PrimFunc, plan: TilePlan | None) -> PrimFunc | Failure:
+    try:
+        return func if plan is None else write(func, plan)
+    except PlanError as error:
+        return Failure(error.reason, str(error))
 
 
 def build_many(
@@ -78,19 +92,37 @@ def build_many(
     workers: int = 2,
     notify: Callable[[int, bool], None] = lambda index, finished: None,
 ) -> list[Written]:
-    """Schedule and compile on `workers` threads; TVM releases the GIL.
+    """Schedule and compile on `workers` threads, some together; TVM releases the GIL.
 
     `notify(index, finished)` is called from those threads before and after each one.
     """
+    size = min(TOGETHER, -(-len(jobs) // workers))
 
-    def one(index: int) -> Written:
-        notify(index, False)
-        result = write_and_build(*jobs[index], target)
-        notify(index, True)
-        return result
+    def some(first: int) -> list[Written]:
+        places = range(first, min(first + size, len(jobs)))
+        for index in places:
+            notify(index, False)
+        found = [_scheduled(*jobs[index]) for index in places]
+        kernels = iter(_together([one for one in found if not isinstance(one, Failure)], target))
+        written = [
+            Written(None, one) if isinstance(one, Failure) else Written(one, next(kernels))
+            for one in found
+        ]
+        for index in places:
+            notify(index, True)
+        return written
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, range(len(jobs))))
+        return [one for group in pool.map(some, range(0, len(jobs), size or 1)) for one in group]
+
+
+def _together(funcs: Sequence[PrimFunc], target: Any) -> Sequence[Built | Failure]:
+    """The kernels of scheduled functions, compiled as one module; each by itself if one fails."""
+    try:
+        named = {f"main{place}": func for place, func in enumerate(funcs)}
+        return _compiled(named, target, run=True, checked=False)
+    except Exception:  # as in `build`
+        return [build(func, target) for func in funcs]
 
 
 def one_line(error: BaseException) -> str:

@@ -93,6 +93,7 @@ class _Kernel:
 
     refusal: type[Exception] = RuntimeError
     flush = FLUSH
+    name = "main"
 
     def __init__(
         self,

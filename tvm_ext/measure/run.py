@@ -24,7 +24,7 @@ class Measurer:
 
     Timing: two calls verify the kernel and warm it up. A candidate whose faster call took more
     than four times the best so far plus 5 ms ends there, with these two times, one whose first
-    repeat is 1.3 times the best with that. Others are repeated three times, about 4 ms each;
+    repeat is 1.3 times the best with that. Others are repeated three times, about 3 ms each;
     while the median of three lies more than 5 % above their minimum, which is the mark of another
     process at work, up to two rounds of three follow. All repeats are reported: `Outcome.best_us`
     is their median.
@@ -135,8 +135,7 @@ class Measurer:
             connection.send(([jobs[index] for index in batch], limits, best_us))
             while True:
                 if building and not connection.poll(self._patience(building)):
-                    self._give_up(building, outcomes)
-                    return []
+                    return self._give_up(building, outcomes)
                 match connection.recv():
                     case ("building", position):
                         building[batch[position]] = monotonic()
@@ -157,13 +156,17 @@ class Measurer:
         """Seconds until the oldest compilation is over its limit."""
         return max(0.0, min(building.values()) + self._build_timeout_s - monotonic())
 
-    def _give_up(self, building: dict[int, float], outcomes: dict[int, Outcome]) -> None:
-        """Fail the compilations over their limit. Only the end of its process stops a compiler."""
-        failure = Failure("compile", f"did not compile within {self._build_timeout_s:g} s")
-        for index, since in building.items():
-            if monotonic() - since >= self._build_timeout_s:
-                outcomes[index] = Outcome(failure=failure)
+    def _give_up(self, building: dict[int, float], outcomes: dict[int, Outcome]) -> list[int]:
+        """Fail the compilation over its limit, or return those of which one is, to be tried again.
+        Only the end of its process stops a compiler."""
         self.close()
+        limit_s = self._build_timeout_s
+        late = [index for index, since in building.items() if monotonic() - since >= limit_s]
+        if len(late) > 1:
+            return late
+        failure = Failure("compile", f"did not compile within {limit_s:g} s")
+        outcomes.update((index, Outcome(failure=failure)) for index in late)
+        return []
 
     def _bury(
         self, building: list[int], running: list[int], outcomes: dict[int, Outcome]

@@ -200,7 +200,8 @@ class _Local:
     alive = True
 
     def __init__(self, built: Built, limits: Limits, device: Any) -> None:
-        self.module, self._main, self._limits = built.module, built.main, limits
+        self.module, self.name, self._main = built.module, built.name, built.main
+        self._limits = limits
         self.device, self._on_cpu = device, _is_cpu(device)
         self.flush = FLUSH if self._on_cpu else ""
 

@@ -25,7 +25,7 @@ given by the scheduler to another process."""
 REPEATS = 3
 ROUNDS = 3
 """Rounds of `REPEATS` at most; the next one runs only while the last was unsettled."""
-REPEAT_MS = 4.0
+REPEAT_MS = 3.0
 BEHIND = 1.3
 """A first repeat so far behind the best is the only one."""
 SETTLED = 1.05
@@ -45,6 +45,8 @@ class Kernel(Protocol):
 
     module: Any
     """What has its `time_evaluator`."""
+    name: str
+    """Its own in that."""
     device: Any
     """What it runs on."""
     flush: str
@@ -129,7 +131,7 @@ def _repeat(
         """TVM calls the kernel once more before each evaluation, so several repeats are one. One
         that takes less than `least_ms` is made again, longer."""
         evaluate = kernel.module.time_evaluator(
-            "main",
+            kernel.name,
             kernel.device,
             number=1 if cold else max(1, ceil(REPEAT_MS * 1e3 / call_us)),
             repeat=count,

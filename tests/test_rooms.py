@@ -29,6 +29,7 @@ LEVELS = {
         "tvm_extremes",
         "tvm_indices",
         "tvm_lowering",
+        "tvm_pairs",
         "tvm_rounding",
         "tvm_steal",
         "tvm_tables",

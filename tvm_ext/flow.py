@@ -19,7 +19,7 @@ from tvm_ext.errors import LogError, ModelError, ShapeError
 from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.passes import graph_passes, lifted, tasks_of
+from tvm_ext.passes import Precision, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Fusion
@@ -76,7 +76,13 @@ def _all_lowered(mod: IRModule) -> IRModule:
         ) from error
 
 
-def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | None) -> Lowered:
+def lower(
+    model: Any,
+    target: Any,
+    shapes: Shapes | None,
+    num_threads: int | None,
+    precision: Precision = "float32",
+) -> Lowered:
     """Imports a model and takes it down to unscheduled groups for a machine.
 
     A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows.
@@ -108,7 +114,15 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
                 if says_more(model, shapes, sources):
                     break
                 decisions.clear()
-                mod = lifted(modules, name, run, hardware, decisions.append, partial(tables, model))
+                mod = lifted(
+                    modules,
+                    name,
+                    run,
+                    hardware,
+                    decisions.append,
+                    partial(tables, model),
+                    precision,
+                )
                 if mod is not None:
                     break
             if mod is None:
@@ -118,7 +132,7 @@ def lower(model: Any, target: Any, shapes: Shapes | None, num_threads: int | Non
                 )
         else:
             source = read_source(model, shapes)
-            mod = run(source.mod, graph_passes(hardware, explain=decisions.append))
+            mod = run(source.mod, graph_passes(hardware, decisions.append, precision=precision))
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
     notes = (*source.notes, *dict.fromkeys(left_out))
     if hardware.kind == "cuda" and not use_nvcc():
@@ -141,6 +155,7 @@ def compile(
     log: str | os.PathLike[str] | None = None,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    precision: Precision = "float32",
     verify: bool = True,
     notify: Notify | None = None,
 ) -> Compiled:
@@ -152,13 +167,15 @@ def compile(
     shapes       input name → shape, needed where the model leaves a dimension open; with a name in
                  place of one of its numbers, such as ("n", 3, 224, 224), that is left to every run
     num_threads  threads to run on; all physical cores by default
+    precision    "bfloat16" rounds what products and convolutions multiply, if the machine is
+                 faster so; sums, and all between products, stay in float32
     verify       check every kernel against its reference, and replace one that is wrong
 
     Raises ModelError, ShapeError, TargetError, LogError.
     """
     say = notify or quiet
     say("importing")
-    lowered = lower(model, target, shapes, num_threads)
+    lowered = lower(model, target, shapes, num_threads, precision)
     database = Database.open(log) if log is not None else None
     notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, plan_all(lowered, database), notes, verify=verify, say=say)
@@ -173,11 +190,12 @@ def replay(
     strict: bool = False,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    precision: Precision = "float32",
     notify: Notify | None = None,
 ) -> Compiled:
     """Compiles from a log, measuring and running nothing. With `strict` a missing record is an
     error (LogError, all misses listed); otherwise the picker fills in."""
-    lowered = lower(model, target, shapes, num_threads)
+    lowered = lower(model, target, shapes, num_threads, precision)
     database = Database.open(log)
     planned = list(plan_all(lowered, database))
     misses = sorted({p.task.kind for p in planned if p.task.graph and not _hit(p)})

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from tvm_ext.errors import ModelError, PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
@@ -40,6 +40,7 @@ from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.multiply_bytes import MultiplyBytes
+from tvm_ext.graph.multiply_halves import MultiplyHalves
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.quantise_early import QuantiseEarly
@@ -65,6 +66,7 @@ from tvm_ext.tir import prepare, write
 from tvm_ext.tir.symbolic import cuts, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
+from tvm_ext.tvm_pairs import HALF
 
 __all__ = [
     "TIR_PIPELINE",
@@ -90,6 +92,7 @@ __all__ = [
     "LowerTopK",
     "MemoryOrder",
     "MultiplyBytes",
+    "MultiplyHalves",
     "Normalise",
     "Plan",
     "PlanMemory",
@@ -110,14 +113,21 @@ __all__ = [
 ]
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 def graph_passes(
-    hardware: HardwareModel, explain: Explain | None = None, extent: int = 0
+    hardware: HardwareModel,
+    explain: Explain | None = None,
+    extent: int = 0,
+    precision: Precision = "float32",
 ) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled.
 
-    explain  told what fusion passes decide
-    extent   stands for one that is not known, if given: what is decided is what suits so many
-             slices, one after another
+    explain    told what fusion passes decide
+    extent     stands for one that is not known, if given: what is decided is what suits so many
+               slices, one after another
+    precision  of what products and convolutions multiply (`MultiplyHalves`)
     """
     predict_us = cache(partial(predicted_us, hardware=hardware))
     if extent:
@@ -132,6 +142,7 @@ def graph_passes(
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     widened = [] if hardware.kind == "cuda" else [Widen()]
+    halves = [MultiplyHalves(hardware, predict_us)] if precision == HALF else []
     return [
         *widened,
         LowerEinsum(),
@@ -155,6 +166,7 @@ def graph_passes(
         *in_parts,
         QuantiseEarly(),
         MultiplyBytes(hardware),
+        *halves,
         KeepBytes(),
         LookUpBytes(hardware),
         AddBytes(hardware),
@@ -180,6 +192,7 @@ def lifted(
     hardware: HardwareModel,
     explain: Explain | None = None,
     tables: Tables = tuple,
+    precision: Precision = "float32",
 ) -> IRModule | None:
     """A module with an extent that is not known after all `graph_passes`, which see static shapes;
     None if it does not come out alike for two extents.
@@ -190,7 +203,7 @@ def lifted(
     """
     made = []
     for extent, mod in modules.items():
-        made.append(run(mod, graph_passes(hardware, explain, extent)))
+        made.append(run(mod, graph_passes(hardware, explain, extent, precision)))
         explain = None
     whole = unify(made, name, list(modules), tables)
     return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
@@ -305,7 +318,7 @@ def apply_plans(mod: IRModule, planned: dict[str, Planned]) -> IRModule:
 
 
 @relax.register_pipeline("tvm_ext")
-def pipeline(log: str | None = None) -> Any:
+def pipeline(log: str | None = None, precision: Precision = "float32") -> Any:
     """The whole way as one pass, for `tvm.compile(mod, target, relax_pipeline="tvm_ext",
     tir_pipeline="tvm_ext")`.
 
@@ -329,11 +342,11 @@ def pipeline(log: str | None = None) -> Any:
             for extents in EXTENTS:
                 with suppress(ModelError):
                     modules = {extent: with_extent(mod, [symbol], extent) for extent in extents}
-                    made = lifted(modules, str(symbol.name), applied, hardware)
+                    made = lifted(modules, str(symbol.name), applied, hardware, precision=precision)
                 if made is not None:
                     break
         if made is None:
-            made = applied(mod, graph_passes(hardware))
+            made = applied(mod, graph_passes(hardware, precision=precision))
         return applied(made, [Plan(hardware, log), *lowering_passes()])
 
     return run

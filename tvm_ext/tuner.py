@@ -16,6 +16,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
 from tvm_ext.measure.job import Failure
+from tvm_ext.passes import Precision
 from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
@@ -38,6 +39,7 @@ def tune(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    precision: Precision = "float32",
     fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> Compiled:
@@ -48,6 +50,7 @@ def tune(
     log            folder or .jsonl file; what it holds for this machine is not measured again
     time_budget_s  stop measuring after so many seconds
     goal_us        or when the kernels together take no longer than this
+    precision      as in `compile`; a log holds kernels of either
     fleet          measure on other machines: the tracker's `host:port`, their key, and the C++
                    compiler that links for them if it is not that of this machine
     watch          called after every batch with the tasks and the number of trials done
@@ -65,6 +68,7 @@ def tune(
         seed=seed,
         shapes=shapes,
         num_threads=num_threads,
+        precision=precision,
         fleet=fleet,
         watch=watch,
     )
@@ -83,6 +87,7 @@ def tune_all(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
+    precision: Precision = "float32",
     fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> list[Compiled]:
@@ -95,7 +100,7 @@ def tune_all(
     The rest is as in `tune`; `shapes` must fit every model. Raises what `tune` raises.
     """
     deadline = time.monotonic() + (time_budget_s or float("inf"))
-    lowered = [lower(model, target, shapes, num_threads) for model in models]
+    lowered = [lower(model, target, shapes, num_threads, precision) for model in models]
     measurer = measurer_of(fleet, lowered[0].hardware)
     database = Database.open(log, create=True)
     tasks: dict[str, tuple[Task, tuple[float, ...]]] = {}

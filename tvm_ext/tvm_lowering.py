@@ -22,6 +22,7 @@ from tvm_ext.tvm_api import (
 from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_extremes import infinite_extremes
 from tvm_ext.tvm_indices import plain_indices
+from tvm_ext.tvm_pairs import fuse_pairs
 from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
 from tvm_ext.tvm_tables import pick_bytes
@@ -166,6 +167,7 @@ def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
             [
                 use_amx,
                 fuse_dots,
+                fuse_pairs,
                 round_once,
                 pick_bytes,
                 plain_indices,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.tir.expression import Node
+from tvm_ext.tvm_pairs import HALF, HALF_BITS, WORD
 
 Array = Any  # numpy array or scalar of any dtype
 TRANSCENDENTAL_UNITS = 16.0
@@ -113,6 +114,20 @@ def _dot(a: Array, b: Array) -> Array:
     return (unsigned.astype(np.int32) * signed).sum(axis=-1, dtype=np.int32)
 
 
+def _pair(words: Array) -> Array:
+    """The two halves of each word (`tvm_pairs`)."""
+    octets = np.ascontiguousarray(words).astype(WORD)[..., np.newaxis]
+    return octets.view(numpy_dtype(HALF)).astype(np.float64)
+
+
+def _dot_pairs(a: Array, b: Array) -> Array:
+    return (_pair(a) * _pair(b)).sum(axis=-1)
+
+
+def _rounded(a: Array) -> Array:
+    return np.asarray(a).astype(np.float32).astype(numpy_dtype(HALF)).view(HALF_BITS)
+
+
 def _cast(node: Node) -> Callable[[Array], Array]:
     wide = _widened(node.dtype) or (node.dynamic and is_float(node.dtype))
     target = np.dtype(np.float64) if wide else numpy_dtype(node.dtype)
@@ -146,7 +161,8 @@ _EXACT: dict[str, Callable[..., Array]] = {
     "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
     "round": np.rint, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
-    "popcount": _popcount, "dot": _dot, "likely": np.asarray,
+    "popcount": _popcount, "dot": _dot, "dot_pairs": _dot_pairs, "rounded": _rounded,
+    "likely": np.asarray,
 }  # fmt: skip
 _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
     "Div": (_divide, 2.0), "sqrt": (np.sqrt, 2.0), "rsqrt": (lambda a: 1.0 / np.sqrt(a), 4.0),
@@ -229,6 +245,9 @@ def _bounded(
     if op == "Add" and any(arg.op == "const" and _rounds(arg) for arg in node.args):
         own = numpy_dtype(node.dtype)
         return _through(lambda a, b: np.add(a, b).astype(own).astype(np.float64), args, 0.0)
+    if op == "dot_pairs":
+        a, b = (arg.x for arg in args)
+        return Value(function(a, b), 0.0, unit * np.abs(_pair(a) * _pair(b)).sum(axis=-1))
     if op in _LINEAR:
         spreads = [spread for spread in (arg.spread() for arg in args) if spread is not None]
         return Value(function(args[0].x, args[1].x), unit, sum(spreads) if spreads else None)

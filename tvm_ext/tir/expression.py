@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm_ext import tvm_pairs
 from tvm_ext.tvm_api import Call, TensorLoad, tirx
 from tvm_ext.tvm_dots import is_dot, operands
 
@@ -118,6 +119,10 @@ class ExpressionReader:
 def _operation(expr: Any) -> tuple[str, Sequence[Any]]:
     if is_dot(expr):
         return "dot", operands(expr)
+    if tvm_pairs.is_dot_of_pairs(expr):
+        return "dot_pairs", tvm_pairs.operands(expr)
+    if tvm_pairs.is_rounding(expr):
+        return "rounded", tvm_pairs.operands(expr)
     if isinstance(expr, Call):
         return str(getattr(expr.op, "name", "?")).rpartition(".")[2], expr.args
     name = type(expr).__name__

@@ -25,6 +25,7 @@ from tvm_ext.tvm_api import (
     variables,
 )
 from tvm_ext.tvm_dots import is_dot, multiplies_tensors
+from tvm_ext.tvm_pairs import is_dot_of_pairs
 
 _SPECIAL_FLOPS = 10.0
 _DOT_FLOPS = 2.0
@@ -97,9 +98,9 @@ def flops(expr: Any) -> float:
 
     def call(node: Any) -> None:
         nonlocal total
-        if is_dot(node):
-            total += _DOT_FLOPS
-        if _is_float(node) and not getattr(node.op, "name", "").endswith("if_then_else"):
+        if is_dot(node) or is_dot_of_pairs(node):
+            total += _DOT_FLOPS - _is_float(node)
+        elif _is_float(node) and not getattr(node.op, "name", "").endswith("if_then_else"):
             total += _SPECIAL_FLOPS
 
     kinds = [(tirx.Select, choice), (_ARITHMETIC, arithmetic), (Call, call)]

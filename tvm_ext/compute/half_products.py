@@ -1,0 +1,47 @@
+"""Products and convolutions in bfloat16 by constants, two elements at a time (`tvm_pairs`).
+
+y[.., j] = sum over k of x[.., k] * w[k, j]                      x, w: rounded to bfloat16
+         = sum over q of dot_pairs(x2[.., q], w2[q, j])          the sum: float32
+
+with x2 and w2 two elements in a uint32: `dense` and `conv` of these, with `dot_pairs` in place of
+the product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.dense import dense
+from tvm_ext.tvm_api import te, tirx
+from tvm_ext.tvm_pairs import PAIR, WORD, dot_pairs, rounded
+
+Tensor = Any
+
+
+def in_pairs(weight: np.ndarray) -> np.ndarray:
+    """float32 [.., K]  →  uint32 [.., K/2], K padded by a zero to an even number."""
+    halves = weight.astype(ml_dtypes.bfloat16)
+    if halves.shape[-1] % PAIR:
+        halves = np.pad(halves, ((0, 0),) * (halves.ndim - 1) + ((0, 1),))
+    return np.ascontiguousarray(halves).view(WORD)
+
+
+def halves(x: Tensor) -> Tensor:
+    """float32  →  uint16, the bits of the nearest bfloat16."""
+    return te.compute(x.shape, lambda *at: rounded(x(*at)), name="halves")
+
+
+def dense_pairs(x: Tensor, weight: Tensor, columns: int) -> Tensor:
+    """x uint32 [.., K/2] times the matrix packed by `dense.pack_matrix`, float32 [.., columns]."""
+    return dense(x, weight, columns, product=dot_pairs)
+
+
+def conv_pairs(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tensor:
+    """The convolution of x uint32 [n, spatial.., C/2] by the weight packed by `conv.pack_weight`,
+    float32 [n, out.., O]. In `geometry` two input channels are one."""
+    nothing = tirx.const(0, WORD)
+    return conv(x, weight, geometry, lanes, product=dot_pairs, outside=nothing)

@@ -1,0 +1,173 @@
+"""`MultiplyHalves`: products and convolutions by constants in bfloat16, summed up in float32.
+
+    matmul(x, W)   →  call_tir(dense_pairs, x as bfloat16 in pairs, W packed, …)
+    conv2d(x, W)   →  call_tir(conv_pairs, x as bfloat16 in pairs, W packed, …)
+
+An instruction multiplies two elements where it multiplies one of float32, and weights take half of
+the memory; bfloat16 keeps 8 bits of each factor, so this is done on request. All else stays as it
+is: sums, what is added to them, and what operators hand on to each other but to products. What is
+only moved between its maker and a product is rounded where it is made. A convolution stays in
+float32 where Winograd's algorithm is predicted to be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_ext.compute.blocking import choose_block
+from tvm_ext.compute.conv import ConvGeometry, pack_weight
+from tvm_ext.compute.dense import pack_matrix
+from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs
+from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.legalise_conv import (
+    CONVOLUTIONS,
+    FUSES_EPILOGUE,
+    choose_algorithm,
+    programs_of,
+    read_conv,
+)
+from tvm_ext.graph.quantise_early import MOVES
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.hardware.roofline import peak_gflops
+from tvm_ext.tvm_api import (
+    Call,
+    IRModule,
+    PrimFunc,
+    bound,
+    constant,
+    constant_array,
+    op_name,
+    relax,
+    rewritten,
+    static_extents,
+    te,
+    tvm,
+)
+from tvm_ext.tvm_pairs import HALF, ISA, PAIR, WORD
+
+WORTH = 1.5
+"""Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate."""
+
+
+def multiplies_halves(hardware: HardwareModel) -> bool:
+    """Whether a machine multiplies bfloat16 faster than float32."""
+    peaks = hardware.peak_gflops
+    return ISA in hardware.isa and peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
+
+
+@tvm.transform.module_pass(opt_level=0, name="MultiplyHalves")
+@dataclass(frozen=True)
+class MultiplyHalves:
+    """Rewrites such products where the machine multiplies bfloat16 faster.
+
+    predict_us  predicted time of a PrimFunc
+    winograd    output tiles of Winograd's algorithm that may be chosen instead
+    """
+
+    hardware: HardwareModel
+    predict_us: Callable[[PrimFunc], float]
+    winograd: tuple[int, ...] = OUTPUT_TILES
+
+    def transform_module(self, mod: IRModule, _: Any) -> IRModule:
+        """The module before `Legalise`."""
+        if not multiplies_halves(self.hardware):
+            return mod
+        changed = rewritten(mod, _Rewriter(mod, self))
+        return relax.transform.DeadCodeElimination()(changed)
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: IRModule, options: MultiplyHalves) -> None:
+        super().__init__(mod)
+        self._options = options
+        self._lanes = options.hardware.lanes(4)
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        if op_name(call) == "relax.matmul":
+            return self._product(call)
+        return self._convolution(call) if op_name(call) in CONVOLUTIONS else call
+
+    def _product(self, call: Any) -> Any:
+        data, weight = call.args[0], constant_array(call.args[1])
+        if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+            return call
+        if static_extents(data.ty) is None or str(data.ty.dtype.dtype) != "float32":
+            return call
+        packed = pack_matrix(in_pairs(weight.T).T, self._lanes)
+        return self.builder_.call_te(
+            dense_pairs,
+            self._pairs(data),
+            constant(packed),
+            weight.shape[1],
+            primfunc_name_hint="dense_pairs",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+
+    def _convolution(self, call: Any) -> Any:
+        name = op_name(call)
+        data, kernel, _ = CONVOLUTIONS[name]
+        known = read_conv(call, data, kernel)
+        if known is None or known[0].groups != 1 or known[0].in_channels % PAIR:
+            return call
+        geometry, shape, weight = known
+        if not self._pays(geometry, shape):
+            return call
+        paired = _paired(geometry)
+
+        def body(x: Any, filters: Any) -> Any:
+            return conv_pairs(x, filters, paired, self._lanes)
+
+        return self.builder_.call_te(
+            body,
+            self._pairs(call.args[0]),
+            constant(pack_weight(in_pairs(weight), paired, self._lanes)),
+            primfunc_name_hint=f"{name.rpartition('.')[2]}_pairs",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+
+    def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...]) -> bool:
+        """Whether a convolution takes less time so than by the best algorithm in float32."""
+        options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
+        peak = peak_gflops(options.hardware)
+        m = choose_algorithm(geometry, shape, lanes, options.winograd, predict_us, peak)
+        floats_us = sum(map(predict_us, programs_of(geometry, shape, lanes, m)))
+        return predict_us(_program(_paired(geometry), shape, lanes)) < floats_us
+
+    def _pairs(self, data: Any) -> Any:
+        """A tensor rounded, two elements along its last axis in a word."""
+        *outer, last = static_extents(data.ty) or ()
+        if last % PAIR:
+            after = [0] * (2 * len(outer) + 1) + [1]
+            data = self.builder_.emit(relax.op.nn.pad(data, after))
+        words = relax.ShapeExpr([*outer, -(-last // PAIR)])
+        return self.builder_.emit(relax.op.memory.view(self._rounded(data), words, WORD))
+
+    def _rounded(self, data: Any) -> Any:
+        """A tensor in bfloat16, rounded before it was moved."""
+        made = bound(self, data)
+        if op_name(made) in MOVES:
+            given = [self._rounded(made.args[0]), *made.args[1:]]
+            return self.builder_.emit(Call(made.op, given, made.attrs))
+        return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
+
+
+def _paired(geometry: ConvGeometry) -> ConvGeometry:
+    """The convolution whose input channels are pairs."""
+    return msgspec.structs.replace(geometry, in_channels=geometry.in_channels // PAIR)
+
+
+def _program(paired: ConvGeometry, shape: tuple[int, ...], lanes: int) -> PrimFunc:
+    """The convolution of pairs of channels as a kernel; `shape` is that of single ones."""
+    block = choose_block(paired.out_channels, lanes)
+    blocks = -(-paired.out_channels // block)
+    packed = (blocks, *paired.kernel, paired.in_channels, block)
+    data = te.placeholder((*shape[:-1], paired.in_channels), WORD, name="data")
+    filters = te.placeholder(packed, WORD, name="filters")
+    return te.create_prim_func([data, filters, conv_pairs(data, filters, paired, lanes)])

@@ -1,0 +1,198 @@
+"""Dot products of two bfloat16, and rounding to it: one operation in tensor programs, one
+instruction in machine code.
+
+    dot_pairs(a, b) = a0 * b0 + a1 * b1        a, b: two bfloat16 in a uint32 each; the sum: float32
+    rounded(x)                                 x: float32; the nearest bfloat16 as a uint16
+
+An instruction does either in each lane of a vector, and adds the product to a sum (x86's BF16): two
+multiply-adds in the time of one of float32. In tensor programs both are calls of LLVM's intrinsics
+on scalars, as `tvm_dots.dot` is; `fuse_pairs` gives them their vectors and the sum:
+
+    c[ramp] = c[ramp] + dot_pairs(broadcast(a), b[ramp])   →   c[ramp] = vdpbf16ps(c[ramp], …)
+
+TVM cannot declare vectors of bfloat16, so the instructions are functions in LLVM's own language
+that take words. Where a program is lowered in scalars, or vectors of another width, they are
+written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    called,
+    ir,
+    lanes_of,
+    op_name,
+    structural_map,
+    structural_walk,
+    tirx,
+    tvm,
+)
+
+ISA = "avx512bf16"
+"""The instruction set that has them."""
+PAIR = 2
+"""Elements in an operand."""
+HALF, HALF_BITS, WORD = "bfloat16", "uint16", "uint32"
+"""An element, what holds one, and what holds two: TVM makes four operations of each one on its own
+bfloat16, and variables that its passes trip over."""
+_WIDTHS = (128, 256, 512)
+"""Bits in a vector of 32-bit lanes."""
+_DOT, _ROUND = "dpbf16ps", "cvtneps2bf16"
+_CALL = "tirx.call_llvm_pure_intrin"
+
+
+def dot_pairs(a: Any, b: Any) -> Any:
+    """The dot product of two bfloat16 in `a` and two in `b`, both uint32."""
+    zero = tirx.const(0, "float32")
+    return tirx.call_llvm_pure_intrin("float32", _intrinsic(_DOT, 512), zero, a, b)
+
+
+def rounded(x: Any) -> Any:
+    """A float32 as the bits of the nearest bfloat16; of two as near the even one."""
+    return tirx.call_llvm_pure_intrin(HALF_BITS, _intrinsic(_ROUND, 512), x)
+
+
+def is_dot_of_pairs(node: Any) -> bool:
+    """Whether an expression is a `dot_pairs`, of scalars or vectors."""
+    return _is_call(node, _DOT)
+
+
+def is_rounding(node: Any) -> bool:
+    """Whether an expression is a `rounded`, of a scalar or vectors."""
+    return _is_call(node, _ROUND)
+
+
+def operands(node: Any) -> tuple[Any, ...]:
+    """Those of a `dot_pairs` or a `rounded`."""
+    return tuple(node.args)[2:] if is_dot_of_pairs(node) else tuple(node.args)[1:]
+
+
+def multiplies_pairs(func: PrimFunc) -> bool:
+    """Whether a function has a `dot_pairs`."""
+    found = False
+
+    def look(call: Any) -> None:
+        nonlocal found
+        found = found or is_dot_of_pairs(call)
+
+    structural_walk(func.body, (ir.Call, look))
+    return found
+
+
+def _is_call(node: Any, name: str) -> bool:
+    return op_name(node) == _CALL and int(node.args[0]) == _number(name)
+
+
+@cache
+def _number(name: str) -> int:
+    return int(tvm.target.codegen.llvm_lookup_intrinsic_id(_intrinsic(name, 512)))
+
+
+def _intrinsic(name: str, bits: int) -> str:
+    return f"llvm.x86.avx512bf16.{name}.{bits}"
+
+
+def _instruction(name: str, bits: int) -> str:
+    """An instruction as a function of words, in LLVM's language."""
+    lanes, intrinsic, own = bits // 32, _intrinsic(name, bits), _function(name, bits)
+    floats, words = f"<{lanes} x float>", f"<{lanes} x i32>"
+    if name == _ROUND:
+        halves, result = f"<{lanes} x bfloat>", f"<{lanes} x i16>"
+        return f"""
+define linkonce_odr {result} @{own}({floats} %x) alwaysinline nounwind {{
+  %h = fptrunc {floats} %x to {halves}
+  %r = bitcast {halves} %h to {result}
+  ret {result} %r
+}}"""
+    pairs = f"<{2 * lanes} x bfloat>"
+    return f"""
+declare {floats} @{intrinsic}({floats}, {pairs}, {pairs})
+define linkonce_odr {floats} @{own}({floats} %c, {words} %a, {words} %b) alwaysinline nounwind {{
+  %x = bitcast {words} %a to {pairs}
+  %y = bitcast {words} %b to {pairs}
+  %r = call {floats} @{intrinsic}({floats} %c, {pairs} %x, {pairs} %y)
+  ret {floats} %r
+}}"""
+
+
+def _function(name: str, bits: int) -> str:
+    return f"tvm_ext_{name}_{bits}"
+
+
+class _Fuser:
+    """Replaces both operations, and knows the instructions it took."""
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[str, int], None] = {}
+
+    def sum(self, node: Any) -> Any:
+        """A sum with a dot product as one operation."""
+        for one, total in ((node.b, node.a), (node.a, node.b)):
+            if is_dot_of_pairs(one):
+                return self._added(total, *operands(one))
+        return node
+
+    def alone(self, node: Any) -> Any:
+        """A dot product that is added to nothing, or a rounding."""
+        if is_dot_of_pairs(node):
+            return self._added(tirx.const(0, str(node.ty.dtype)), *operands(node))
+        return self._rounded(*operands(node)) if is_rounding(node) else node
+
+    def _added(self, total: Any, a: Any, b: Any) -> Any:
+        def written_out() -> Any:
+            low, high = ((half(a, place), half(b, place)) for place in range(PAIR))
+            return total + low[0] * low[1] + high[0] * high[1]
+
+        return self._call(_DOT, "float32", written_out, total, a, b)
+
+    def _rounded(self, x: Any) -> Any:
+        return self._call(_ROUND, HALF_BITS, lambda: rounded_by_integers(x), x)
+
+    def _call(self, name: str, dtype: str, written_out: Callable[[], Any], *given: Any) -> Any:
+        lanes = lanes_of(given[0])
+        if 32 * lanes not in _WIDTHS:
+            return written_out()
+        self.taken[name, 32 * lanes] = None
+        return tirx.call_pure_extern(f"{dtype}x{lanes}", _function(name, 32 * lanes), *given)
+
+
+def half(pair: Any, place: int) -> Any:
+    """The lower or the upper half of a pair as a float32."""
+    words = str(pair.ty.dtype)
+    bits = pair << tirx.const(16, words) if place == 0 else pair & tirx.const(0xFFFF0000, words)
+    return tirx.reinterpret(words.replace(WORD, "float32"), bits)
+
+
+def rounded_by_integers(x: Any) -> Any:
+    """`rounded` of numbers: half of the last place that stays is added, less the least bit where
+    the number that stays would be odd otherwise. What is none stays none."""
+    floats = str(x.ty.dtype)
+    words = floats.replace("float32", WORD)
+
+    def const(value: int) -> Any:
+        return tirx.const(value, words)
+
+    bits = tirx.reinterpret(words, x)
+    upper = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
+    kept = tirx.Select(x == x, upper, (bits >> const(16)) | const(0x40))
+    return kept.astype(words.replace(WORD, HALF_BITS))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="FusePairs")
+def fuse_pairs(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Makes each such operation an instruction, the sum that it is added to among its operands."""
+    if _CALL not in called(func.body):
+        return func
+    fuser = _Fuser()
+    body = structural_map(func.body, [(tirx.Add, fuser.sum)], order="pre")
+    body = structural_map(body, [(ir.Call, fuser.alone)], order="post")
+    for name, bits in fuser.taken:
+        text = ir.StringImm(_instruction(name, bits))
+        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
+    return func.with_body(body)

@@ -248,6 +248,8 @@ def _bounded(
     if op == "dot_pairs":
         a, b = (arg.x for arg in args)
         return Value(function(a, b), 0.0, unit * np.abs(_pair(a) * _pair(b)).sum(axis=-1))
+    if op == "rounded":
+        return _unbounded_around_zero(_through(function, args, 0.0), args[0])
     if op in _LINEAR:
         spreads = [spread for spread in (arg.spread() for arg in args) if spread is not None]
         return Value(function(args[0].x, args[1].x), unit, sum(spreads) if spreads else None)
@@ -358,6 +360,14 @@ def _unbounded_at_zero(quotient: Value, divisor: Value) -> Value:
         return quotient
     err = 0.0 if quotient.err is None else quotient.err
     return quotient._replace(err=np.where(pole, np.inf, err))
+
+
+def _unbounded_around_zero(bits: Value, number: Value) -> Value:
+    """The bits of a number, of which nothing is known where it may have either sign."""
+    spread = number.spread()
+    if spread is None or bits.err is None:
+        return bits
+    return bits._replace(err=np.where(np.abs(number.x) <= spread, np.inf, bits.err))
 
 
 def _ends(x: Array, spread: Array) -> tuple[Array, ...]:

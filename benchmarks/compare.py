@@ -56,10 +56,12 @@ def compare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
     pause_ms: float = 0.0,
+    precision: str = "float32",
 ) -> Model:
     """Measures every engine on the model at `path`; one row each, in the order given.
 
-    `pause_ms`: between runs, with processors and threads asleep and caches left to others.
+    `pause_ms`: between runs, with processors and threads asleep and caches left to others;
+    `precision`: of products, in engines that leave the choice.
 
     Engines are loaded one after the other, so compile times do not compete for the cores. Ours is
     measured as it is deployed: saved, and loaded by another process. One that fails, at loading or
@@ -73,7 +75,10 @@ def compare(
         for engine in engines:
             row = rows[engine]
             try:
-                worker = Worker(engine, path, inputs, threads, pause_s=pause_s, save=engine == OURS)
+                chosen = f"{engine}-{precision}"
+                kind = chosen if chosen in LOADERS else engine
+                worker = Worker(kind, path, inputs, threads, pause_s=pause_s, save=engine == OURS)
+                worker.engine = engine
                 stack.enter_context(worker)
                 row.load_s, row.load_rss_bytes = worker.load_s, worker.load_rss_bytes
                 row.peak_rss_bytes, row.facts = worker.peak_rss_bytes, worker.facts
@@ -128,6 +133,9 @@ def main() -> int:
     parser.add_argument(
         "--pause-ms", type=float, default=0.0, help="wait before each run, as for requests"
     )
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="of products"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     engines = list(dict.fromkeys(args.engines.split(",")))
@@ -140,7 +148,7 @@ def main() -> int:
 
     models: list[Model] = []
     settings = {"threads": args.threads, "rounds": args.rounds, "seed": args.seed}
-    settings["pause_ms"] = args.pause_ms
+    settings |= {"pause_ms": args.pause_ms, "precision": args.precision}
     for path in args.models:
         try:
             model = compare(path, engines, shapes=dict(args.shape), **settings)

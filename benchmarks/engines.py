@@ -1,4 +1,5 @@
-"""Inference engines: from an ONNX file to a function that runs it, all in fp32 on CPU threads."""
+"""Inference engines: from an ONNX file to a function that runs it on CPU threads, in fp32 but for
+those that say otherwise."""
 
 from __future__ import annotations
 
@@ -46,21 +47,24 @@ def _load_onnxruntime(optimise: bool) -> Load:
     return load
 
 
-def _load_openvino(path: str, inputs: Inputs, threads: int) -> Loaded:
-    import openvino
+def _load_openvino(precision: str) -> Load:
+    def load(path: str, inputs: Inputs, threads: int) -> Loaded:
+        import openvino
 
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # it would take bf16 where the CPU has it
-    }
-    request = openvino.compile_model(path, "CPU", settings).create_infer_request()
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": precision,  # by default bf16, where the CPU has it
+        }
+        request = openvino.compile_model(path, "CPU", settings).create_infer_request()
 
-    def run() -> list[np.ndarray]:
-        request.infer(dict(inputs), share_inputs=True, share_outputs=True)
-        return [output.data for output in request.output_tensors]
+        def run() -> list[np.ndarray]:
+            request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+            return [output.data for output in request.output_tensors]
 
-    return Loaded(run)
+        return Loaded(run)
+
+    return load
 
 
 def _load_torch(path: str, inputs: Inputs, threads: int) -> Loaded:
@@ -85,14 +89,18 @@ def _load_without(*passes: str) -> Load:
     return load
 
 
-def _load_tvm_ext(path: str, inputs: Inputs, threads: int) -> Loaded:
+def _load_halves(path: str, inputs: Inputs, threads: int) -> Loaded:
+    return _load_tvm_ext(path, inputs, threads, precision="bfloat16")
+
+
+def _load_tvm_ext(path: str, inputs: Inputs, threads: int, **options: Any) -> Loaded:
     import tvm_ext
 
     if path.endswith(".so"):  # what a deployment does: nothing else may be imported
         loaded = tvm_ext.load(path, num_threads=threads)
         return Loaded(lambda: list(loaded(dict(inputs))))
     shapes = {name: tuple(value.shape) for name, value in inputs.items()}
-    compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads)
+    compiled = tvm_ext.compile(path, shapes=shapes, num_threads=threads, **options)
     return Loaded(
         lambda: list(compiled(dict(inputs))), _kernel_facts(compiled.manifest), compiled.save
     )
@@ -129,11 +137,13 @@ FORMS = {"fuseops": ACROSS, "unfused": (*ACROSS, "Fuse")}
 """Passes that are left out, by the form that a model then has."""
 LOADERS: dict[str, Load] = {
     "tvm_ext": _load_tvm_ext,
+    "tvm_ext-bfloat16": _load_halves,
     "tvm_ext-fuseops": _load_without(*FORMS["fuseops"]),
     "tvm_ext-unfused": _load_without(*FORMS["unfused"]),
     "onnxruntime": _load_onnxruntime(optimise=True),
     "onnxruntime-noopt": _load_onnxruntime(optimise=False),
-    "openvino": _load_openvino,
+    "openvino": _load_openvino("f32"),
+    "openvino-bfloat16": _load_openvino("bf16"),
     "torch": _load_torch,
     "torch-chain": _load_torch_chain,
 }

@@ -25,7 +25,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.build import one_line
 from tvm_ext.measure.job import Failure
-from tvm_ext.passes import apply_plans, lowering_passes
+from tvm_ext.passes import Precision, apply_plans, lowering_passes
 from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
@@ -61,6 +61,8 @@ class Lowered:
     fusions: tuple[Fusion, ...] = ()
     least: int = 1
     """What is left open is at least this."""
+    precision: Precision = "float32"
+    """Of what products multiply."""
 
     @property
     def distinct(self) -> dict[str, Task]:
@@ -243,5 +245,6 @@ def make_manifest(
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
         least=lowered.least,
+        precision=lowered.precision,
         steps=step_levels(lowered.mod, io_bytes, lowered.hardware),
     )

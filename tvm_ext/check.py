@@ -42,6 +42,8 @@ SPREADS = 2.0
 ROUNDED = {"FLOAT16": 2.0**-9, "BFLOAT16": 2.0**-6}
 """The same where the model holds numbers of 16 bits, four times what each is rounded by: which of
 its results are rounded to them on the way differs from engine to engine."""
+PRODUCTS = 2.0**-4
+"""The same where products multiply bfloat16: errors of 8 bits, through all layers."""
 NUDGE = 2.0**-21
 """What inputs are moved by at most, relative to themselves: the last four bits."""
 SCALES = 2
@@ -101,6 +103,8 @@ def check_model(
     if expected is None:
         return None
     least = BOUND if known is None else _least_bound(known)
+    if compiled.manifest.precision != "float32":
+        least = PRODUCTS
     if engine == "ONNX Runtime" and known is not None:
         nudged = {name: _nudged(array, seed) for name, array in feed.items()}
         others = [_onnxruntime(model, feed, rewrites=True), _onnxruntime(model, nudged)]

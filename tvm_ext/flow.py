@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.cuda_libraries import use_nvcc
-from tvm_ext.errors import LogError, ModelError, ShapeError
+from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -29,11 +29,16 @@ from tvm_ext.shield import first_line, shield
 from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, relax, target_of, tvm, tvm_version
+from tvm_ext.tvm_pairs import HALF, multiplies_pairs
 
 FAST_MATHS = (
     "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
     "pip install 'tvm_ext[cuda]' for nvcc"
 )
+
+
+IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
+NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
 
 
 @contextmanager
@@ -81,12 +86,15 @@ def lower(
     target: Any,
     shapes: Shapes | None,
     num_threads: int | None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
 ) -> Lowered:
     """Imports a model and takes it down to unscheduled groups for a machine.
 
     A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows.
     """
+    if precision not in (None, *get_args(Precision)):
+        choices = " or ".join(get_args(Precision))
+        raise TargetError(f"precision {precision!r}: nothing multiplies so; give {choices}")
     hardware = hardware_for(target, num_threads)
     left_out: list[str] = []
     decisions: list[Fusion] = []
@@ -142,9 +150,23 @@ def lower(
         for decision, times in Counter(decisions).items()
     )
     tasks = tasks_of(mod)
+    in_halves = any(multiplies_pairs(task.func) for task in tasks.values())
+    if in_halves or precision == HALF:
+        notes = (*notes, IN_HALVES if in_halves else f"{NOT_IN_HALVES}{hardware.name}")
     inputs, outputs = source.inputs, source.outputs
     least = least_extent(mod) if name else 1
-    return Lowered(mod, hardware, tasks, source.name, inputs, outputs, notes, fusions, least)
+    return Lowered(
+        mod,
+        hardware,
+        tasks,
+        source.name,
+        inputs,
+        outputs,
+        notes,
+        fusions,
+        least,
+        "bfloat16" if in_halves else "float32",
+    )
 
 
 @without_collections()
@@ -155,7 +177,7 @@ def compile(
     log: str | os.PathLike[str] | None = None,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     verify: bool = True,
     notify: Notify | None = None,
 ) -> Compiled:
@@ -168,7 +190,8 @@ def compile(
                  place of one of its numbers, such as ("n", 3, 224, 224), that is left to every run
     num_threads  threads to run on; all physical cores by default
     precision    "bfloat16" rounds what products and convolutions multiply, if the machine is
-                 faster so; sums, and all between products, stay in float32
+                 faster so; sums, and all between products, stay in float32. By default that is
+                 done to models in bfloat16
     verify       check every kernel against its reference, and replace one that is wrong
 
     Raises ModelError, ShapeError, TargetError, LogError.
@@ -190,7 +213,7 @@ def replay(
     strict: bool = False,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     notify: Notify | None = None,
 ) -> Compiled:
     """Compiles from a log, measuring and running nothing. With `strict` a missing record is an

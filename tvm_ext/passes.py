@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from tvm_ext.errors import ModelError, PlanError
 from tvm_ext.graph.absorb_views import AbsorbViews
@@ -40,7 +40,7 @@ from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.multiply_bytes import MultiplyBytes
-from tvm_ext.graph.multiply_halves import MultiplyHalves
+from tvm_ext.graph.multiply_halves import MultiplyHalves, Precision
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.quantise_early import QuantiseEarly
@@ -66,7 +66,6 @@ from tvm_ext.tir import prepare, write
 from tvm_ext.tir.symbolic import cuts, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
-from tvm_ext.tvm_pairs import HALF
 
 __all__ = [
     "TIR_PIPELINE",
@@ -113,14 +112,11 @@ __all__ = [
 ]
 
 
-Precision = Literal["float32", "bfloat16"]
-
-
 def graph_passes(
     hardware: HardwareModel,
     explain: Explain | None = None,
     extent: int = 0,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
 ) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled.
 
@@ -142,7 +138,6 @@ def graph_passes(
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     widened = [] if hardware.kind == "cuda" else [Widen()]
-    halves = [MultiplyHalves(hardware, predict_us)] if precision == HALF else []
     return [
         *widened,
         LowerEinsum(),
@@ -166,7 +161,7 @@ def graph_passes(
         *in_parts,
         QuantiseEarly(),
         MultiplyBytes(hardware),
-        *halves,
+        MultiplyHalves(hardware, predict_us, precision),
         KeepBytes(),
         LookUpBytes(hardware),
         AddBytes(hardware),
@@ -192,7 +187,7 @@ def lifted(
     hardware: HardwareModel,
     explain: Explain | None = None,
     tables: Tables = tuple,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
 ) -> IRModule | None:
     """A module with an extent that is not known after all `graph_passes`, which see static shapes;
     None if it does not come out alike for two extents.
@@ -318,7 +313,7 @@ def apply_plans(mod: IRModule, planned: dict[str, Planned]) -> IRModule:
 
 
 @relax.register_pipeline("tvm_ext")
-def pipeline(log: str | None = None, precision: Precision = "float32") -> Any:
+def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
     """The whole way as one pass, for `tvm.compile(mod, target, relax_pipeline="tvm_ext",
     tir_pipeline="tvm_ext")`.
 

@@ -39,7 +39,7 @@ def tune(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> Compiled:
@@ -87,7 +87,7 @@ def tune_all(
     seed: int = 0,
     shapes: Shapes | None = None,
     num_threads: int | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     fleet: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> list[Compiled]:

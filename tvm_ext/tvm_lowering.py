@@ -22,7 +22,7 @@ from tvm_ext.tvm_api import (
 from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_extremes import infinite_extremes
 from tvm_ext.tvm_indices import plain_indices
-from tvm_ext.tvm_pairs import fuse_pairs
+from tvm_ext.tvm_pairs import fuse_pairs, round_to_halves
 from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
 from tvm_ext.tvm_tables import pick_bytes
@@ -156,7 +156,7 @@ def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext_tir")
     def run(mod: IRModule, ctx: Any) -> IRModule:
         cuda = _for_cuda(mod)
-        mod = with_threads(mod) if cuda else infinite_extremes(mod)
+        mod = with_threads(mod) if cuda else infinite_extremes(round_to_halves(mod))
         config = dict(ctx.config) | PASS_CONFIG | {"tirx.use_async_copy": cuda}
         left_out = [*ctx.disabled_pass, *LEFT_OUT]
         with tvm.transform.PassContext(ctx.opt_level, disabled_pass=left_out, config=config):

@@ -11,8 +11,8 @@ on scalars, as `tvm_dots.dot` is; `fuse_pairs` gives them their vectors and the 
     c[ramp] = c[ramp] + dot_pairs(broadcast(a), b[ramp])   →   c[ramp] = vdpbf16ps(c[ramp], …)
 
 TVM cannot declare vectors of bfloat16, so the instructions are functions in LLVM's own language
-that take words. Where a program is lowered in scalars, or vectors of another width, they are
-written out.
+that take words. Where a program is lowered in scalars or vectors of another width, or for another
+machine, they are written out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tvm_ext.tvm_api import (
 )
 
 ISA = "avx512bf16"
-"""The instruction set that has them."""
+"""The instruction set that has them, as LLVM calls it as well."""
 PAIR = 2
 """Elements in an operand."""
 HALF, HALF_BITS, WORD = "bfloat16", "uint16", "uint32"
@@ -128,7 +128,8 @@ def _function(name: str, bits: int) -> str:
 class _Fuser:
     """Replaces both operations, and knows the instructions it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_instructions: bool) -> None:
+        self._widths = _WIDTHS if has_instructions else ()
         self.taken: dict[tuple[str, int], None] = {}
 
     def sum(self, node: Any) -> Any:
@@ -156,7 +157,7 @@ class _Fuser:
 
     def _call(self, name: str, dtype: str, written_out: Callable[[], Any], *given: Any) -> Any:
         lanes = lanes_of(given[0])
-        if 32 * lanes not in _WIDTHS:
+        if 32 * lanes not in self._widths:
             return written_out()
         self.taken[name, 32 * lanes] = None
         return tirx.call_pure_extern(f"{dtype}x{lanes}", _function(name, 32 * lanes), *given)
@@ -184,12 +185,30 @@ def rounded_by_integers(x: Any) -> Any:
     return kept.astype(words.replace(WORD, HALF_BITS))
 
 
+@tirx.transform.prim_func_pass(opt_level=0, name="RoundToHalves")
+def round_to_halves(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
+    """Makes casts to bfloat16 `rounded`: TVM binds a variable for each, which unrolled bodies then
+    share, and refuses its own code.
+
+    bfloat16(x)   →   reinterpret(bfloat16, rounded(x))
+    """
+
+    def cast(node: Any) -> Any:
+        if str(node.ty.dtype) != HALF or str(node.value.ty.dtype) != "float32":
+            return node
+        return tirx.reinterpret(HALF, rounded(node.value))
+
+    return func.with_body(structural_map(func.body, [(tirx.Cast, cast)], order="post"))
+
+
 @tirx.transform.prim_func_pass(opt_level=0, name="FusePairs")
 def fuse_pairs(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Makes each such operation an instruction, the sum that it is added to among its operands."""
     if _CALL not in called(func.body):
         return func
-    fuser = _Fuser()
+    target = func.attrs.get("target") if func.attrs else None
+    has_features = tvm.target.codegen.target_has_features
+    fuser = _Fuser(target is not None and has_features(ISA, target))
     body = structural_map(func.body, [(tirx.Add, fuser.sum)], order="pre")
     body = structural_map(body, [(ir.Call, fuser.alone)], order="post")
     for name, bits in fuser.taken:

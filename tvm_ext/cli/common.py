@@ -80,6 +80,12 @@ def add_model(parser: Parser, *, several: bool = False) -> None:
         metavar="NAME=1,3,224,224",
         help="shape of an input, where the model leaves it open; once for every such input",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        help="what products and convolutions multiply, where the machine is faster so (as the "
+        "model does)",
+    )
 
 
 def positive(text: str) -> int:

@@ -60,6 +60,7 @@ def work(args: argparse.Namespace) -> Answer:
             log=args.log,
             shapes=shapes,
             num_threads=args.threads,
+            precision=args.precision,
             verify=not args.no_verify,
             notify=notify,
         )

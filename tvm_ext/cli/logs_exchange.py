@@ -55,7 +55,7 @@ def _export(args: argparse.Namespace) -> Answer:
 
         check_new(args.folder)
         notify("importing")
-        lowered = lower(args.model, args.target, shapes, args.threads)
+        lowered = lower(args.model, args.target, shapes, args.threads, args.precision)
         notify("replaying")
         tasks = export(lowered.tasks.values(), database, lowered.hardware, args.folder)
     exported = sum(entry.plan is not None for entry in tasks)

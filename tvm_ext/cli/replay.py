@@ -57,6 +57,7 @@ def work(args: argparse.Namespace) -> Answer:
             strict=args.strict,
             shapes=shapes,
             num_threads=args.threads,
+            precision=args.precision,
             notify=notify,
         )
         notify("linking")

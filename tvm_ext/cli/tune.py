@@ -122,6 +122,7 @@ def work(args: argparse.Namespace) -> Answer:
             seed=args.seed,
             shapes=shapes,
             num_threads=args.threads,
+            precision=args.precision,
             fleet=(args.tracker, args.key, args.compiler) if args.tracker else None,
             watch=watcher,
         )

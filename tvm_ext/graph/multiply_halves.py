@@ -8,13 +8,16 @@ the memory; bfloat16 keeps 8 bits of each factor, so this is done on request. Al
 is: sums, what is added to them, and what operators hand on to each other but to products. What is
 only moved between its maker and a product is rounded where it is made. A convolution stays in
 float32 where Winograd's algorithm is predicted to be faster.
+
+Models in bfloat16, whose weights are that already, are multiplied so unless they are asked not to
+be (`Widen` has made float32 of the rest).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -32,6 +35,7 @@ from tvm_ext.graph.legalise_conv import (
     read_conv,
 )
 from tvm_ext.graph.quantise_early import MOVES
+from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tvm_api import (
@@ -50,6 +54,7 @@ from tvm_ext.tvm_api import (
 )
 from tvm_ext.tvm_pairs import HALF, ISA, PAIR, WORD
 
+Precision = Literal["float32", "bfloat16"]
 WORTH = 1.5
 """Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate."""
 
@@ -66,16 +71,20 @@ class MultiplyHalves:
     """Rewrites such products where the machine multiplies bfloat16 faster.
 
     predict_us  predicted time of a PrimFunc
+    precision   of what products multiply; by default that of the model
     winograd    output tiles of Winograd's algorithm that may be chosen instead
     """
 
     hardware: HardwareModel
     predict_us: Callable[[PrimFunc], float]
+    precision: Precision | None = None
     winograd: tuple[int, ...] = OUTPUT_TILES
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module before `Legalise`."""
-        if not multiplies_halves(self.hardware):
+        own = any(one.attrs and WIDENED in one.attrs for one in mod.functions.values())
+        wanted = self.precision or (HALF if own else "float32")
+        if wanted != HALF or not multiplies_halves(self.hardware):
             return mod
         changed = rewritten(mod, _Rewriter(mod, self))
         return relax.transform.DeadCodeElimination()(changed)

@@ -28,9 +28,12 @@ from tvm_ext.tvm_api import (
     relax,
     tvm,
 )
+from tvm_ext.tvm_pairs import HALF
 
 HALVES = frozenset({"float16", "bfloat16"})
 WIDE = "float32"
+WIDENED = "tvm_ext.widened"
+"""Attribute of a function that was in bfloat16."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Widen")
@@ -51,11 +54,17 @@ class Widen:
 
 def _is_plain(function: Any) -> bool:
     """Whether there are halves in a function, and nothing but what can be widened."""
-    bindings = [b for block in getattr(function.body, "blocks", ()) for b in block.bindings]
-    tensors = [*function.params, *(binding.var for binding in bindings)]
-    if not any(_has_halves(one.ty) for one in tensors):
+    if not any(_has_halves(one.ty) for one in _tensors(function)):
         return False
-    return all(_is_known(getattr(binding, "value", None)) for binding in bindings)
+    return all(_is_known(getattr(binding, "value", None)) for binding in _bindings(function))
+
+
+def _bindings(function: Any) -> list[Any]:
+    return [b for block in getattr(function.body, "blocks", ()) for b in block.bindings]
+
+
+def _tensors(function: Any) -> list[Any]:
+    return [*function.params, *(binding.var for binding in _bindings(function))]
 
 
 def _is_known(value: Any) -> bool:
@@ -68,9 +77,13 @@ def _is_known(value: Any) -> bool:
 
 
 def _has_halves(ty: Any) -> bool:
+    return any(_has(half, ty) for half in HALVES)
+
+
+def _has(dtype: str, ty: Any) -> bool:
     if isinstance(ty, ir.TupleType):
-        return any(map(_has_halves, ty.fields))
-    return isinstance(ty, relax.TensorType) and _dtype(ty) in HALVES
+        return any(_has(dtype, field) for field in ty.fields)
+    return isinstance(ty, relax.TensorType) and _dtype(ty) == dtype
 
 
 def _dtype(ty: Any) -> str:
@@ -94,8 +107,9 @@ def _widened(mod: IRModule, name: str, function: Any) -> Any:
                     known[binding.var] = builder.emit(made)
             result = builder.emit_output(_narrowed(builder, function.body.body, known))
         builder.emit_func_output(result)
-    made = builder.get()[f"{name}_wide"]
-    return made.with_attr("global_symbol", name)
+    made = builder.get()[f"{name}_wide"].with_attr("global_symbol", name)
+    brain = any(_has(HALF, one.ty) for one in _tensors(function))
+    return made.with_attr(WIDENED, 1) if brain else made
 
 
 def _called(builder: Any, call: Any, known: Mapping[Any, Any]) -> Any:

@@ -110,6 +110,7 @@ class Manifest(msgspec.Struct, frozen=True):
     least        what is left open is at least this: fewer would leave a tensor without elements
     steps        the calls of a run in order; none of a model with branches
     isa          the instruction sets that its kernels may be made of
+    precision    of what products and convolutions multiply
     """
 
     version: int
@@ -130,6 +131,7 @@ class Manifest(msgspec.Struct, frozen=True):
     least: int = 1
     steps: tuple[Step, ...] = ()
     isa: tuple[str, ...] = ()
+    precision: str = "float32"
 
     @property
     def device(self) -> str:

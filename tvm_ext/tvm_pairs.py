@@ -181,7 +181,8 @@ def rounded_by_integers(x: Any) -> Any:
 
     bits = tirx.reinterpret(words, x)
     upper = (bits + const(0x7FFF) + ((bits >> const(16)) & const(1))) >> const(16)
-    kept = tirx.Select(x == x, upper, (bits >> const(16)) | const(0x40))
+    none = (bits & const(0x7FFFFFFF)) > const(0x7F800000)  # TVM takes x != x for false
+    kept = tirx.Select(none, (bits >> const(16)) | const(0x40), upper)
     return kept.astype(words.replace(WORD, HALF_BITS))
 
 

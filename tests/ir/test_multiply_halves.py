@@ -1,0 +1,132 @@
+"""Which products are done in bfloat16, and where what they multiply is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from byte_modules import operators
+
+from tvm_ext.graph.multiply_halves import MultiplyHalves, multiplies_halves
+from tvm_ext.graph.widen import Widen
+from tvm_ext.hardware import get
+from tvm_ext.tvm_api import IRModule, constant, relax
+from tvm_ext.tvm_pairs import ISA
+
+op = relax.op
+PLAIN = get("cpu/x86-avx512")
+HALVES = msgspec.structs.replace(
+    PLAIN,
+    isa=(*PLAIN.isa, ISA),
+    peak_gflops=PLAIN.peak_gflops | {"bfloat16": 2 * PLAIN.peak_gflops["float32"]},
+)
+RANDOM = np.random.default_rng(5)
+WEIGHT = RANDOM.normal(size=(8, 6)).astype(np.float32)
+FILTERS = RANDOM.normal(size=(6, 3, 3, 8)).astype(np.float32)
+Body = Callable[..., Any]
+
+
+def module(body: Body, shape: tuple[int, ...], dtype: str = "float32") -> IRModule:
+    """A function of one tensor."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder.emit, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def product(emit: Any, x: Any) -> Any:
+    return op.matmul(x, constant(WEIGHT))
+
+
+def odd_product(emit: Any, x: Any) -> Any:
+    return op.matmul(x, constant(WEIGHT[:7]))
+
+
+def moved_product(emit: Any, x: Any) -> Any:
+    made = emit(op.exp(x))
+    return op.matmul(
+        emit(op.reshape(emit(op.permute_dims(made, [1, 0, 2])), (15, 8))), constant(WEIGHT)
+    )
+
+
+def of_two(emit: Any, x: Any) -> Any:
+    return op.matmul(x, emit(op.permute_dims(x)))
+
+
+def convolution(emit: Any, x: Any, filters: np.ndarray = FILTERS, **options: Any) -> Any:
+    return op.nn.conv2d(
+        x, constant(filters), data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", **options
+    )
+
+
+def grouped(emit: Any, x: Any) -> Any:
+    return convolution(emit, x, FILTERS[..., :4], groups=2)
+
+
+def of_three_channels(emit: Any, x: Any) -> Any:
+    return convolution(emit, x, FILTERS[..., :3])
+
+
+def predicted(halves_us: float) -> Callable[[Any], float]:
+    """A model by which kernels of pairs take so long, others 1 us."""
+    return lambda func: halves_us if "uint32" in str(func) else 1.0
+
+
+def rewritten(mod: IRModule, halves_us: float = 0.5, **options: Any) -> IRModule:
+    return MultiplyHalves(HALVES, predicted(halves_us), **options)(mod)
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "expected"),
+    [
+        (product, (5, 8), ["halves", "memory.view", "dense_pairs"]),
+        (odd_product, (5, 7), ["nn.pad", "halves", "memory.view", "dense_pairs"]),
+        (of_two, (5, 8), ["permute_dims", "matmul"]),
+        (convolution, (1, 9, 9, 8), ["halves", "memory.view", "conv2d_pairs"]),
+        (grouped, (1, 9, 9, 8), ["nn.conv2d"]),
+        (of_three_channels, (1, 9, 9, 3), ["nn.conv2d"]),
+    ],
+)
+def test_products_by_constants_multiply_halves(
+    body: Body, shape: tuple[int, ...], expected: list[str]
+) -> None:
+    assert operators(rewritten(module(body, shape), precision="bfloat16")) == expected
+
+
+def test_what_is_moved_is_rounded_where_it_is_made() -> None:
+    found = operators(rewritten(module(moved_product, (3, 5, 8)), precision="bfloat16"))
+    moved = ["permute_dims", "reshape", "memory.view"]
+    assert found == ["exp", "halves", *moved, "dense_pairs"]
+
+
+def test_a_convolution_that_is_faster_in_floats_stays() -> None:
+    mod = module(convolution, (1, 9, 9, 8))
+    assert operators(rewritten(mod, 2.0, precision="bfloat16")) == ["nn.conv2d"]
+
+
+def test_nothing_is_rounded_unasked_or_without_gain() -> None:
+    mod = module(product, (5, 8))
+    assert operators(rewritten(mod)) == operators(rewritten(mod, precision="float32"))
+    assert operators(rewritten(mod)) == ["matmul"]
+    slow = msgspec.structs.replace(HALVES, peak_gflops=PLAIN.peak_gflops)
+    assert multiplies_halves(HALVES)
+    assert not multiplies_halves(PLAIN)
+    assert not multiplies_halves(slow)
+    asked = MultiplyHalves(PLAIN, predicted(0.5), "bfloat16")(mod)
+    assert operators(asked) == ["matmul"]
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [("bfloat16", True), ("float16", False)])
+def test_a_model_in_bfloat16_multiplies_it_unless_asked_not_to(dtype: str, rounds: bool) -> None:
+    import ml_dtypes
+
+    weight = WEIGHT.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    mod = Widen()(module(lambda _, x: op.matmul(x, constant(weight)), (5, 8), dtype))
+    assert ("dense_pairs" in operators(rewritten(mod))) == rounds
+    assert "dense_pairs" not in operators(rewritten(mod, precision="float32"))

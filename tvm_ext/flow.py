@@ -140,7 +140,8 @@ def lower(
                 )
         else:
             source = read_source(model, shapes)
-            mod = run(source.mod, graph_passes(hardware, decisions.append, precision=precision))
+            passes = graph_passes(hardware, explain=decisions.append, precision=precision)
+            mod = run(source.mod, passes)
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
     notes = (*source.notes, *dict.fromkeys(left_out))
     if hardware.kind == "cuda" and not use_nvcc():

@@ -73,12 +73,22 @@ def of_three_channels(emit: Any, x: Any) -> Any:
     return convolution(emit, x, FILTERS[..., :3])
 
 
+def of_planes(emit: Any, x: Any) -> Any:
+    return op.nn.conv2d(
+        x,
+        constant(FILTERS[..., :3]),
+        data_layout="NCHW",
+        kernel_layout="OHWI",
+        out_layout="NHWC",
+    )
+
+
 def predicted(halves_us: float) -> Callable[[Any], float]:
     """A model by which kernels of pairs take so long, others 1 us."""
     return lambda func: halves_us if "uint32" in str(func) else 1.0
 
 
-def rewritten(mod: IRModule, halves_us: float = 0.5, **options: Any) -> IRModule:
+def rewritten(mod: IRModule, halves_us: float = 0.4, **options: Any) -> IRModule:
     return MultiplyHalves(HALVES, predicted(halves_us), **options)(mod)
 
 
@@ -90,7 +100,8 @@ def rewritten(mod: IRModule, halves_us: float = 0.5, **options: Any) -> IRModule
         (of_two, (5, 8), ["permute_dims", "matmul"]),
         (convolution, (1, 9, 9, 8), ["halves", "memory.view", "conv2d_pairs"]),
         (grouped, (1, 9, 9, 8), ["nn.conv2d"]),
-        (of_three_channels, (1, 9, 9, 3), ["nn.conv2d"]),
+        (of_three_channels, (1, 9, 9, 3), ["nn.pad", "halves", "memory.view", "conv2d_pairs"]),
+        (of_planes, (1, 3, 9, 9), ["planes_in_pairs", "conv2d_pairs"]),
     ],
 )
 def test_products_by_constants_multiply_halves(

@@ -5,6 +5,7 @@
   taps      convolution to few channels: a product with all taps, and a sum of what it makes
   dense     matrix multiplication by a constant
   byte_products  dense and conv of bytes, exact in integers;  byte_weights: floats by bytes
+  half_products  dense and conv of bfloat16, in pairs
   attention  a softmax between two products, queries in vectors;  open_attention: of any lengths
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage

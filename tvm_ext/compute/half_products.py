@@ -9,6 +9,8 @@ the product.
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
 from typing import Any
 
 import ml_dtypes
@@ -33,6 +35,26 @@ def in_pairs(weight: np.ndarray) -> np.ndarray:
 def halves(x: Tensor) -> Tensor:
     """float32  →  uint16, the bits of the nearest bfloat16."""
     return te.compute(x.shape, lambda *at: rounded(x(*at)), name="halves")
+
+
+def planes_in_pairs(x: Tensor) -> Tensor:
+    """float32 [n, C, spatial..]  →  uint32 [n, spatial.., C/2], of few channels, filled up to an
+    even number by zeros."""
+    images, planes, *spatial = x.shape
+    channels = int(planes)
+    pairs = range(-(-channels // PAIR))
+
+    def body(n: Any, *at: Any) -> Any:
+        *place, q = at
+
+        def word(pair: int) -> Any:
+            own = range(PAIR * pair, min(PAIR * pair + PAIR, channels))
+            bits = (rounded(x(n, c, *place)).astype(WORD) for c in own)
+            return reduce(operator.or_, (one << 16 * i for i, one in enumerate(bits)))
+
+        return reduce(lambda other, i: tirx.Select(q == i, word(i), other), pairs[1:], word(0))
+
+    return te.compute((images, *spatial, len(pairs)), body, name="planes_in_pairs")
 
 
 def dense_pairs(x: Tensor, weight: Tensor, columns: int) -> Tensor:

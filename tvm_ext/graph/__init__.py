@@ -20,6 +20,7 @@ In the order the pipeline runs them:
   quantise_early  what is only moved before it is quantised is quantised first
   multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
                  (weight_steps: which floats are integers times a step)
+  multiply_halves  products and convolutions in bfloat16, two elements at a time, on request
   keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes;
                  look_up_bytes: functions of a byte are tables
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it

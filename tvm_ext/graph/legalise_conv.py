@@ -323,9 +323,10 @@ def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: i
     return [te.create_prim_func([data, filters, winograd(data, filters, geometry, m)])]
 
 
-def direct_program(data: Any, geometry: ConvGeometry, lanes: int) -> PrimFunc:
-    """The direct convolution of `data` as a kernel."""
+def direct_program(data: Any, geometry: ConvGeometry, lanes: int, planes: bool = False) -> PrimFunc:
+    """The direct convolution of `data`, or of its `planes`, as a kernel."""
     block = choose_block(geometry.out_channels, lanes)
     packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
     filters = te.placeholder(packed, "float32", name="filters")
-    return te.create_prim_func([data, filters, conv(data, filters, geometry, lanes)])
+    result = conv(data, filters, geometry, lanes, planes=planes)
+    return te.create_prim_func([data, filters, result])

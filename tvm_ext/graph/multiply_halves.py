@@ -25,15 +25,18 @@ import numpy as np
 from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs
+from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs, planes_in_pairs
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.legalise_conv import (
     CONVOLUTIONS,
     FUSES_EPILOGUE,
     choose_algorithm,
+    direct_program,
+    geometry_of,
     programs_of,
-    read_conv,
+    reads_planes,
 )
+from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel
@@ -120,34 +123,39 @@ class _Rewriter(relax.PyExprMutator):
         )
 
     def _convolution(self, call: Any) -> Any:
-        name = op_name(call)
-        data, kernel, _ = CONVOLUTIONS[name]
-        known = read_conv(call, data, kernel)
-        if known is None or known[0].groups != 1 or known[0].in_channels % PAIR:
+        known = _geometry_of(call)
+        if known is None or known[0].groups != 1:
             return call
-        geometry, shape, weight = known
-        if not self._pays(geometry, shape):
+        geometry, shape, weight, planes = known
+        if not self._pays(geometry, shape, planes):
             return call
-        paired = _paired(geometry)
+        paired, x = _paired(geometry), call.args[0]
 
         def body(x: Any, filters: Any) -> Any:
             return conv_pairs(x, filters, paired, self._lanes)
 
         return self.builder_.call_te(
             body,
-            self._pairs(call.args[0]),
+            self.builder_.emit_te(planes_in_pairs, x) if planes else self._pairs(x),
             constant(pack_weight(in_pairs(weight), paired, self._lanes)),
-            primfunc_name_hint=f"{name.rpartition('.')[2]}_pairs",
+            primfunc_name_hint=f"{op_name(call).rpartition('.')[2]}_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
         )
 
-    def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...]) -> bool:
+    def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> bool:
         """Whether a convolution takes less time so than by the best algorithm in float32."""
         options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
-        peak = peak_gflops(options.hardware)
-        m = choose_algorithm(geometry, shape, lanes, options.winograd, predict_us, peak)
-        floats_us = sum(map(predict_us, programs_of(geometry, shape, lanes, m)))
-        return predict_us(_program(_paired(geometry), shape, lanes)) < floats_us
+        if planes:
+            data = te.placeholder(shape, "float32", name="data")
+            in_floats = [direct_program(data, geometry, lanes, planes=True)]
+            in_halves = [te.create_prim_func([data, planes_in_pairs(data)])]
+            shape = (shape[0], *shape[2:], shape[1])
+        else:
+            peak = peak_gflops(options.hardware)
+            m = choose_algorithm(geometry, shape, lanes, options.winograd, predict_us, peak)
+            in_floats, in_halves = programs_of(geometry, shape, lanes, m), []
+        in_halves.append(_program(_paired(geometry), shape, lanes))
+        return sum(map(predict_us, in_halves)) < sum(map(predict_us, in_floats))
 
     def _pairs(self, data: Any) -> Any:
         """A tensor rounded, two elements along its last axis in a word."""
@@ -167,9 +175,24 @@ class _Rewriter(relax.PyExprMutator):
         return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
 
 
+def _geometry_of(call: Any) -> tuple[ConvGeometry, tuple[int, ...], np.ndarray, bool] | None:
+    """Geometry, shape of the data and weight of a convolution to channels last by a constant, and
+    whether it reads planes; None of another."""
+    weight, shape, planes = (
+        constant_array(call.args[1]),
+        static_shape(call.args[0]),
+        reads_planes(call),
+    )
+    if weight is None or shape is None or planes is None or weight.dtype != np.float32:
+        return None
+    channels = shape[1] if planes else shape[-1]
+    geometry = geometry_of(call.attrs, weight.shape[1:-1], channels, len(weight))
+    return geometry, tuple(shape), weight, planes
+
+
 def _paired(geometry: ConvGeometry) -> ConvGeometry:
-    """The convolution whose input channels are pairs."""
-    return msgspec.structs.replace(geometry, in_channels=geometry.in_channels // PAIR)
+    """The convolution whose input channels are pairs, the last one filled up with a zero."""
+    return msgspec.structs.replace(geometry, in_channels=-(-geometry.in_channels // PAIR))
 
 
 def _program(paired: ConvGeometry, shape: tuple[int, ...], lanes: int) -> PrimFunc:

@@ -25,8 +25,8 @@ from tvm_ext.verify import arguments_of, choose_points
 AMONG = 3
 """How often a yardstick is measured among and after the plans of a batch, if it has so many."""
 APART = 2
-"""Plans between two measurements of it at least: beside three plans there are three measurements, of
-which one may be disturbed."""
+"""Plans between two measurements of it at least: beside three plans it has three, of which one may
+be disturbed."""
 MOST_DRIFT = 1.5
 """A yardstick further from its usual time says nothing about other kernels."""
 

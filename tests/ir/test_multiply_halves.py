@@ -69,6 +69,14 @@ def grouped(emit: Any, x: Any) -> Any:
     return convolution(emit, x, FILTERS[..., :4], groups=2)
 
 
+def of_odd_groups(emit: Any, x: Any) -> Any:
+    return convolution(emit, x, FILTERS[..., :3], groups=2)
+
+
+def depthwise(emit: Any, x: Any) -> Any:
+    return convolution(emit, x, FILTERS[..., :1], groups=6)
+
+
 def of_three_channels(emit: Any, x: Any) -> Any:
     return convolution(emit, x, FILTERS[..., :3])
 
@@ -99,7 +107,9 @@ def rewritten(mod: IRModule, halves_us: float = 0.4, **options: Any) -> IRModule
         (odd_product, (5, 7), ["nn.pad", "halves", "memory.view", "dense_pairs"]),
         (of_two, (5, 8), ["permute_dims", "matmul"]),
         (convolution, (1, 9, 9, 8), ["halves", "memory.view", "conv2d_pairs"]),
-        (grouped, (1, 9, 9, 8), ["nn.conv2d"]),
+        (grouped, (1, 9, 9, 8), ["halves", "memory.view", "reshape", "conv2d_pairs"]),
+        (of_odd_groups, (1, 9, 9, 6), ["nn.conv2d"]),
+        (depthwise, (1, 9, 9, 6), ["nn.conv2d"]),
         (of_three_channels, (1, 9, 9, 3), ["nn.pad", "halves", "memory.view", "conv2d_pairs"]),
         (of_planes, (1, 3, 9, 9), ["planes_in_pairs", "conv2d_pairs"]),
     ],

@@ -93,6 +93,16 @@ def pack_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int) -> np.nd
     return packed if geometry.ragged(lanes) else packed[0]
 
 
+def packed_shape(geometry: ConvGeometry, lanes: int) -> tuple[int, ...]:
+    """That of `pack_weight`."""
+    if geometry.depthwise:
+        return (*geometry.kernel, geometry.out_channels)
+    block, groups = geometry.block(lanes), geometry.groups if geometry.ragged(lanes) else 1
+    blocks = padded(geometry.out_channels // groups, block) // block
+    own = (blocks, *geometry.kernel, geometry.in_channels // geometry.groups, block)
+    return (groups, *own) if geometry.ragged(lanes) else own
+
+
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -132,7 +142,7 @@ def conv(
         def ragged(n: Any, *at: Any) -> Any:
             *place, g, o = at
             element = x(n, *geometry.position(place, taps), g, channel)
-            weighted = element * weight(g, o // block, *taps, channel, o % block)
+            weighted = product(element, weight(g, o // block, *taps, channel, o % block))
             return te.sum(weighted, axis=[*taps, channel])
 
         shape = (x.shape[0], *out, geometry.groups, padded(geometry.per_group, block))

@@ -38,15 +38,13 @@ def halves(x: Tensor) -> Tensor:
 
 
 def planes_in_pairs(x: Tensor) -> Tensor:
-    """float32 [n, C, spatial..]  →  uint32 [n, spatial.., C/2], of few channels, filled up to an
+    """float32 [n, C, spatial..]  →  uint32 [n, C/2, spatial..], of few channels, filled up to an
     even number by zeros."""
     images, planes, *spatial = x.shape
     channels = int(planes)
     pairs = range(-(-channels // PAIR))
 
-    def body(n: Any, *at: Any) -> Any:
-        *place, q = at
-
+    def body(n: Any, q: Any, *place: Any) -> Any:
         def word(pair: int) -> Any:
             own = range(PAIR * pair, min(PAIR * pair + PAIR, channels))
             bits = (rounded(x(n, c, *place)).astype(WORD) for c in own)
@@ -54,7 +52,7 @@ def planes_in_pairs(x: Tensor) -> Tensor:
 
         return reduce(lambda other, i: tirx.Select(q == i, word(i), other), pairs[1:], word(0))
 
-    return te.compute((images, *spatial, len(pairs)), body, name="planes_in_pairs")
+    return te.compute((images, len(pairs), *spatial), body, name="planes_in_pairs")
 
 
 def dense_pairs(x: Tensor, weight: Tensor, columns: int) -> Tensor:
@@ -62,8 +60,11 @@ def dense_pairs(x: Tensor, weight: Tensor, columns: int) -> Tensor:
     return dense(x, weight, columns, product=dot_pairs)
 
 
-def conv_pairs(x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int) -> Tensor:
-    """The convolution of x uint32 [n, spatial.., C/2] by the weight packed by `conv.pack_weight`,
-    float32 [n, out.., O]. In `geometry` two input channels are one."""
+def conv_pairs(
+    x: Tensor, weight: Tensor, geometry: ConvGeometry, lanes: int, planes: bool = False
+) -> Tensor:
+    """The convolution of x uint32 [n, spatial.., C/2] (grouped: [n, spatial.., groups, C/groups/2])
+    by the weight packed by `conv.pack_weight`, float32 [n, out.., O]. In `geometry` two input
+    channels are one. With `planes` x is [n, C/2, spatial..], for one group only."""
     nothing = tirx.const(0, WORD)
-    return conv(x, weight, geometry, lanes, product=dot_pairs, outside=nothing)
+    return conv(x, weight, geometry, lanes, planes=planes, product=dot_pairs, outside=nothing)

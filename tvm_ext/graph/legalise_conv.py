@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute import dots, taps
-from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
+from tvm_ext.compute.conv import packed_shape as conv_shape
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
@@ -323,10 +323,14 @@ def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: i
     return [te.create_prim_func([data, filters, winograd(data, filters, geometry, m)])]
 
 
-def direct_program(data: Any, geometry: ConvGeometry, lanes: int, planes: bool = False) -> PrimFunc:
+def direct_program(
+    data: Any,
+    geometry: ConvGeometry,
+    lanes: int,
+    planes: bool = False,
+    convolve: Callable[..., Any] = conv,
+) -> PrimFunc:
     """The direct convolution of `data`, or of its `planes`, as a kernel."""
-    block = choose_block(geometry.out_channels, lanes)
-    packed = (-(-geometry.out_channels // block), *geometry.kernel, geometry.in_channels, block)
-    filters = te.placeholder(packed, "float32", name="filters")
-    result = conv(data, filters, geometry, lanes, planes=planes)
+    filters = te.placeholder(conv_shape(geometry, lanes), data.dtype, name="filters")
+    result = convolve(data, filters, geometry, lanes, planes=planes)
     return te.create_prim_func([data, filters, result])

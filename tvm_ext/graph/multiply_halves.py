@@ -15,14 +15,13 @@ be (`Widen` has made float32 of the rest).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs, planes_in_pairs
@@ -124,19 +123,25 @@ class _Rewriter(relax.PyExprMutator):
 
     def _convolution(self, call: Any) -> Any:
         known = _geometry_of(call)
-        if known is None or known[0].groups != 1:
+        if known is None or known[0].depthwise:
             return call
         geometry, shape, weight, planes = known
+        if geometry.groups > 1 and weight.shape[-1] % PAIR:
+            return call
         if not self._pays(geometry, shape, planes):
             return call
         paired, x = _paired(geometry), call.args[0]
+        words = self.builder_.emit_te(planes_in_pairs, x) if planes else self._pairs(x)
+        if geometry.groups > 1:
+            split = _in_groups((*shape[:-1], paired.in_channels), geometry)
+            words = self.builder_.emit(relax.op.reshape(words, split))
 
         def body(x: Any, filters: Any) -> Any:
-            return conv_pairs(x, filters, paired, self._lanes)
+            return conv_pairs(x, filters, paired, self._lanes, planes)
 
         return self.builder_.call_te(
             body,
-            self.builder_.emit_te(planes_in_pairs, x) if planes else self._pairs(x),
+            words,
             constant(pack_weight(in_pairs(weight), paired, self._lanes)),
             primfunc_name_hint=f"{op_name(call).rpartition('.')[2]}_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
@@ -145,16 +150,22 @@ class _Rewriter(relax.PyExprMutator):
     def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> bool:
         """Whether a convolution takes less time so than by the best algorithm in float32."""
         options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
+        paired = _paired(geometry)
+        words = [*shape]
+        words[1 if planes else -1] = paired.in_channels
+        data, pairs = (
+            te.placeholder(_in_groups(extents, geometry), dtype, name="data")
+            for extents, dtype in ((shape, "float32"), (words, WORD))
+        )
+        in_halves = [direct_program(pairs, paired, lanes, planes, conv_pairs)]
         if planes:
-            data = te.placeholder(shape, "float32", name="data")
-            in_floats = [direct_program(data, geometry, lanes, planes=True)]
-            in_halves = [te.create_prim_func([data, planes_in_pairs(data)])]
-            shape = (shape[0], *shape[2:], shape[1])
+            in_halves.append(te.create_prim_func([data, planes_in_pairs(data)]))
+        if planes or geometry.groups > 1:
+            in_floats = [direct_program(data, geometry, lanes, planes)]
         else:
             peak = peak_gflops(options.hardware)
             m = choose_algorithm(geometry, shape, lanes, options.winograd, predict_us, peak)
-            in_floats, in_halves = programs_of(geometry, shape, lanes, m), []
-        in_halves.append(_program(_paired(geometry), shape, lanes))
+            in_floats = programs_of(geometry, shape, lanes, m)
         return sum(map(predict_us, in_halves)) < sum(map(predict_us, in_floats))
 
     def _pairs(self, data: Any) -> Any:
@@ -195,11 +206,8 @@ def _paired(geometry: ConvGeometry) -> ConvGeometry:
     return msgspec.structs.replace(geometry, in_channels=-(-geometry.in_channels // PAIR))
 
 
-def _program(paired: ConvGeometry, shape: tuple[int, ...], lanes: int) -> PrimFunc:
-    """The convolution of pairs of channels as a kernel; `shape` is that of single ones."""
-    block = choose_block(paired.out_channels, lanes)
-    blocks = -(-paired.out_channels // block)
-    packed = (blocks, *paired.kernel, paired.in_channels, block)
-    data = te.placeholder((*shape[:-1], paired.in_channels), WORD, name="data")
-    filters = te.placeholder(packed, WORD, name="filters")
-    return te.create_prim_func([data, filters, conv_pairs(data, filters, paired, lanes)])
+def _in_groups(shape: Sequence[int], geometry: ConvGeometry) -> tuple[int, ...]:
+    """The shape of channels-last data with an axis of groups, if there are several."""
+    if geometry.groups == 1:
+        return tuple(shape)
+    return (*shape[:-1], geometry.groups, shape[-1] // geometry.groups)

@@ -8,6 +8,7 @@ bytes. Of many rows arithmetic takes the time, and floats need no conversion.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from tvm_ext.compute.byte_weights import dense_by_bytes
 from tvm_ext.compute.dense import dense, pack_matrix
 from tvm_ext.graph.legalise_conv import FUSES_EPILOGUE
 from tvm_ext.graph.weight_steps import steps_of
-from tvm_ext.tvm_api import constant, te
+from tvm_ext.tvm_api import PrimFunc, constant, te
 
 MOST_ROWS = 32
 """Of more arithmetic bounds the product on any machine."""
@@ -51,35 +52,54 @@ def stored(weight: np.ndarray) -> Stored | None:
     return None
 
 
+class ByBytes(NamedTuple):
+    """A product by such weights, packed."""
+
+    weight: np.ndarray
+    steps: np.ndarray
+    predicted_us: float
+
+
+def by_bytes(
+    weight: np.ndarray,
+    rows: Sequence[int],
+    lanes: int,
+    predict_us: Callable[[PrimFunc], float] | None,
+) -> ByBytes | None:
+    """The product of `rows` by a matrix [K, N] that is such; None where there is no such one, or
+    of more rows than could pay."""
+    inner, columns = weight.shape
+    few = prod(rows) <= MOST_ROWS and weight.size >= LEAST_ELEMENTS
+    found = stored(weight) if few and predict_us else None
+    if found is None or predict_us is None:
+        return None
+    packed = pack_matrix(found.integers.T, lanes)
+    steps = pack_matrix(found.steps.T.astype(np.float32), lanes)
+    x = te.placeholder((*rows, inner), "float32", "x")
+    w = te.placeholder(packed.shape, "int8", "w")
+    own = te.placeholder(steps.shape, "float32", "steps")
+    func = te.create_prim_func([x, w, own, dense_by_bytes(x, w, own, columns)])
+    return ByBytes(packed, steps, predict_us(func))
+
+
 def legalise_byte_weights(
     builder: Any, call: Any, rows: tuple[int, ...], weight: np.ndarray, options: Any
 ) -> Any:
-    """The product of `rows` by a matrix [K, N] that is such, where the model says that it takes
-    less time so; None elsewhere."""
-    inner, columns = weight.shape
-    few = prod(rows) <= MOST_ROWS and weight.size >= LEAST_ELEMENTS
-    found = stored(weight) if few and options.predict_us else None
+    """Such a product where the model says that it takes less time so; None elsewhere."""
+    found = by_bytes(weight, rows, options.lanes, options.predict_us)
     if found is None:
         return None
-    packed = pack_matrix(found.integers.T, options.lanes)
-    steps = pack_matrix(found.steps.T.astype(np.float32), options.lanes)
+    inner, columns = weight.shape
     x = te.placeholder((*rows, inner), "float32", "x")
-    bytes_, floats = (te.placeholder(packed.shape, dtype, "w") for dtype in ("int8", "float32"))
-    own = te.placeholder(steps.shape, "float32", "steps")
-    by_bytes, by_floats = (
-        options.predict_us(te.create_prim_func(program))
-        for program in (
-            [x, bytes_, own, dense_by_bytes(x, bytes_, own, columns)],
-            [x, floats, dense(x, floats, columns)],
-        )
-    )
-    if by_bytes > WORTH * by_floats:
+    floats = te.placeholder(found.weight.shape, "float32", "w")
+    program = te.create_prim_func([x, floats, dense(x, floats, columns)])
+    if found.predicted_us > WORTH * options.predict_us(program):
         return None
     return builder.call_te(
         lambda data, matrix, factors: dense_by_bytes(data, matrix, factors, columns),
         call.args[0],
-        constant(packed),
-        constant(steps),
+        constant(found.weight),
+        constant(found.steps),
         key=columns,
         primfunc_name_hint="dense_by_bytes",
         primfunc_attrs=FUSES_EPILOGUE,

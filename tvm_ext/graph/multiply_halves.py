@@ -7,7 +7,8 @@ An instruction multiplies two elements where it multiplies one of float32, and w
 the memory; bfloat16 keeps 8 bits of each factor, so this is done on request. All else stays as it
 is: sums, what is added to them, and what operators hand on to each other but to products. What is
 only moved between its maker and a product is rounded where it is made. A convolution stays in
-float32 where Winograd's algorithm is predicted to be faster.
+float32 where Winograd's algorithm is predicted to be faster, and so does a product of few rows by
+weights that are bytes (`legalise_byte_weights`).
 
 Models in bfloat16, whose weights are that already, are multiplied so unless they are asked not to
 be (`Widen` has made float32 of the rest).
@@ -26,6 +27,7 @@ from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs, planes_in_pairs
 from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.legalise_byte_weights import by_bytes
 from tvm_ext.graph.legalise_conv import (
     CONVOLUTIONS,
     FUSES_EPILOGUE,
@@ -107,16 +109,24 @@ class _Rewriter(relax.PyExprMutator):
 
     def _product(self, call: Any) -> Any:
         data, weight = call.args[0], constant_array(call.args[1])
-        if weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+        shape = static_shape(data)
+        if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or shape is None:
             return call
-        if static_extents(data.ty) is None or str(data.ty.dtype.dtype) != "float32":
-            return call
-        packed = pack_matrix(in_pairs(weight.T).T, self._lanes)
+        predict_us, columns = self._options.predict_us, weight.shape[1]
+        words = in_pairs(weight.T)
+        packed = pack_matrix(words.T, self._lanes)
+        bytes_ = by_bytes(weight, shape[:-1], self._lanes, predict_us)
+        if bytes_ is not None:
+            x = te.placeholder((*shape[:-1], words.shape[1]), WORD, "x")
+            w = te.placeholder(packed.shape, WORD, "w")
+            program = te.create_prim_func([x, w, dense_pairs(x, w, columns)])
+            if bytes_.predicted_us < predict_us(program):
+                return call
         return self.builder_.call_te(
             dense_pairs,
             self._pairs(data),
             constant(packed),
-            weight.shape[1],
+            columns,
             primfunc_name_hint="dense_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
         )

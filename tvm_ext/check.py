@@ -42,7 +42,7 @@ SPREADS = 2.0
 ROUNDED = {"FLOAT16": 2.0**-9, "BFLOAT16": 2.0**-6}
 """The same where the model holds numbers of 16 bits, four times what each is rounded by: which of
 its results are rounded to them on the way differs from engine to engine."""
-PRODUCTS = 2.0**-4
+PRODUCTS = 2.0**-3
 """The same where products multiply bfloat16: errors of 8 bits, through all layers."""
 NUDGE = 2.0**-21
 """What inputs are moved by at most, relative to themselves: the last four bits."""

@@ -1,4 +1,5 @@
-"""Matrix products by x86's matrix unit (AMX), out of loops over `dot`s (`tvm_dots`).
+"""Matrix products by x86's matrix unit (AMX), out of loops over `dot`s (`tvm_dots`), or over
+`dot_pairs` (`tvm_pairs`), which are products of bfloat16 to sums of float32.
 
     for k < 12, i < 14, j < 16: sums[32 * i + j] += dot(a[64 * i + k], b[32 * k + j])
         →
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_ext import tvm_pairs
 from tvm_ext.amx_permission import ARCH_PRCTL, REQUEST, TILE_DATA
 from tvm_ext.tvm_api import (
     IRModule,
@@ -29,6 +31,7 @@ from tvm_ext.tvm_api import (
     TensorLoad,
     WalkResult,
     ir,
+    lanes_of,
     structural_equal,
     structural_map,
     structural_walk,
@@ -83,7 +86,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops that add the product of two matrices to a third."""
+    """Loops that add the product of two matrices to a third.
+
+    instruction  that does it
+    """
+
+    instruction: str
 
     sums: Operand
     a: Operand
@@ -98,7 +106,8 @@ def _nest(stmt: Any) -> Nest | None:
     if len(loops) != 3 or not isinstance(store, tirx.BufferStore):
         return None
     value = store.value
-    if not isinstance(value, tirx.Add) or not multiplies_tensors(value.b):
+    instruction = _instruction(value.b) if isinstance(value, tirx.Add) else ""
+    if not instruction:
         return None
     adds_up = isinstance(value.a, TensorLoad) and value.a.source.same_as(store.buffer)
     if not adds_up or not _is_local(store.buffer):
@@ -112,7 +121,14 @@ def _nest(stmt: Any) -> Nest | None:
         _operand(load.source, load.indices, variables, *axes)
         for load, axes in zip(operands(value.b), ((1, 0), (0, 2)), strict=True)
     )
-    return Nest(sums, a, b, rows, dots) if sums and a and b else None
+    return Nest(instruction, sums, a, b, rows, dots) if sums and a and b else None
+
+
+def _instruction(product: Any) -> str:
+    """That which multiplies matrices of such products; "" if none does."""
+    if multiplies_tensors(product):
+        return "tdpbusd"
+    return "tdpbf16ps" if tvm_pairs.multiplies_tensors(product) else ""
 
 
 def _loops(stmt: Any) -> tuple[list[Any], Any]:
@@ -163,6 +179,8 @@ def _is_local(buffer: Any) -> bool:
 
 
 def _is_zero(expr: Any) -> bool:
+    if isinstance(expr, tirx.FloatImm):
+        return float(expr.value) == 0.0
     return isinstance(expr, tirx.IntImm) and int(expr) == 0
 
 
@@ -237,7 +255,7 @@ def _by_unit(stmt: Any, sums: Sequence[Operand], shape: Shape) -> Any:
         total = next(at for at, one in enumerate(sums) if one.is_same(nest.sums))
         a, loading_a = registers_a.load(nest.a)
         b, loading_b = registers_b.load(nest.b)
-        done += [*loading_a, *loading_b, _intrinsic("tdpbusd", total, a, b)]
+        done += [*loading_a, *loading_b, _intrinsic(nest.instruction, total, a, b)]
     return tirx.SeqStmt(done) if len(done) > 1 else done[0]
 
 
@@ -339,7 +357,7 @@ def _has_dots(stmt: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if multiplies_tensors(call) and str(call.ty.dtype) == "int32":
+        if _instruction(call) and lanes_of(call) == 1:
             found.append(call)
 
     structural_walk(stmt, [(ir.Call, look)])

@@ -24,6 +24,7 @@ from typing import Any
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
+    TensorLoad,
     called,
     ir,
     lanes_of,
@@ -71,6 +72,11 @@ def is_rounding(node: Any) -> bool:
 def operands(node: Any) -> tuple[Any, ...]:
     """Those of a `dot_pairs` or a `rounded`."""
     return tuple(node.args)[2:] if is_dot_of_pairs(node) else tuple(node.args)[1:]
+
+
+def multiplies_tensors(node: Any) -> bool:
+    """Whether an expression is a `dot_pairs` of elements of two tensors."""
+    return is_dot_of_pairs(node) and all(isinstance(one, TensorLoad) for one in operands(node))
 
 
 def multiplies_pairs(func: PrimFunc) -> bool:

@@ -1,10 +1,18 @@
-"""Products of bytes on the matrix unit, against integers."""
+"""Products of bytes and of bfloat16 on the matrix unit, against integers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from byte_kernels import ByteKernel, amx_plan, conv_kernel, dense_kernel, has_unit
+from byte_kernels import (
+    ByteKernel,
+    amx_plan,
+    conv_halves,
+    conv_kernel,
+    dense_halves,
+    dense_kernel,
+    has_unit,
+)
 
 from tvm_ext.hardware import resolve
 from tvm_ext.picker import pick
@@ -65,6 +73,26 @@ def test_is_exact(name: str) -> None:
     found, code = run(case, plan)
     assert "tdpbusd" in code
     assert "vpdpbusd" not in code
+    np.testing.assert_array_equal(found, case.expected)
+
+
+HALVES = {
+    "one matrix": (dense_halves(56, 48, 64), amx_plan((56, 64, 24), (14, 16, 12))),
+    "two by two": (dense_halves(56, 48, 64), amx_plan((28, 64, 24), (28, 32, 12))),
+    "rows moved back": (dense_halves(37, 32, 32), amx_plan((32, 32, 16), (16, 32, 16))),
+    "a window": (
+        conv_halves((10, 28), (32, 32), 3, 1, 1),
+        amx_plan((1, 5, 28, 32, 3, 3, 16), (1, 1, 28, 32, 1, 1, 16), 1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_sums_of_bfloat16_are_those_of_integers(name: str) -> None:
+    case, plan = HALVES[name]
+    found, code = run(case, plan)
+    assert "tdpbf16ps" in code
+    assert "vdpbf16ps" not in code
     np.testing.assert_array_equal(found, case.expected)
 
 

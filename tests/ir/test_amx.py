@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_kernels import AMX_MACHINE, X86, amx_plan, conv_kernel, dense_kernel
+from byte_kernels import AMX_MACHINE, X86, amx_plan, conv_kernel, dense_halves, dense_kernel
 from funcs import matmul_func, prepared_graph
 
 from tvm_ext.errors import PlanError
 from tvm_ext.picker import pick
 from tvm_ext.search.space import PieceSpace
+from tvm_ext.tile.amx import has_unit
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tvm_amx import AMX, use_amx
@@ -65,6 +66,24 @@ def test_matrices_are_loaded_once_a_pass() -> None:
         "tilestored64": 4,
         "tilerelease": 1,
     }
+
+
+def test_sums_of_halves_have_an_instruction_of_their_own() -> None:
+    """The same matrices, of as many bytes."""
+    kernel = dense_halves(56, 48, 64)
+    assert instructions(by_unit(kernel.func, FOUR)) == {
+        "ldtilecfg": 1,
+        "tilezero": 4,
+        "tileloadd64": 4,
+        "tdpbf16ps": 4,
+        "tilestored64": 4,
+        "tilerelease": 1,
+    }
+    node = prepared_graph(kernel.func).nodes[0]
+    assert has_unit(node, ("amx-bf16",))
+    assert not has_unit(node, ("amx-int8",))
+    assert not has_unit(prepared_graph(PRODUCT.func).nodes[0], ("amx-bf16",))
+    assert pick(prepared_graph(kernel.func), AMX_MACHINE)[0].plan.instruction == "amx"
 
 
 def test_without_room_rows_and_columns_take_turns() -> None:

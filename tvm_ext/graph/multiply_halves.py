@@ -42,6 +42,7 @@ from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import peak_gflops
+from tvm_ext.tile.amx import HALVES_ISA
 from tvm_ext.tvm_api import (
     Call,
     IRModule,
@@ -60,13 +61,15 @@ from tvm_ext.tvm_pairs import HALF, ISA, PAIR, WORD
 
 Precision = Literal["float32", "bfloat16"]
 WORTH = 1.5
-"""Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate."""
+"""Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate,
+but for the matrix unit's."""
 
 
 def multiplies_halves(hardware: HardwareModel) -> bool:
     """Whether a machine multiplies bfloat16 faster than float32."""
     peaks = hardware.peak_gflops
-    return ISA in hardware.isa and peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
+    fast = HALVES_ISA in hardware.isa or peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
+    return ISA in hardware.isa and fast
 
 
 @tvm.transform.module_pass(opt_level=0, name="MultiplyHalves")

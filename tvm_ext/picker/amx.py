@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import packed_divisor, vector_extents
-from tvm_ext.tile.amx import ISA, REGISTERS, SIDE, Matrices, dot_axis, matrices, row_axes
+from tvm_ext.tile.amx import REGISTERS, SIDE, Matrices, dot_axis, has_unit, matrices, row_axes
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import vector_axis
 from tvm_ext.tile.graph import TileGraph, TileNode
@@ -33,7 +33,7 @@ LEAVING_CYCLES = 2.0
 def amx_tiles(graph: TileGraph, node: TileNode, lanes: int, hw: HardwareModel) -> Iterator[Tile]:
     """Register tiles that fall into matrices; none for other stages and machines."""
     column, dot, rows = vector_axis(node), dot_axis(node), row_axes(graph, node)
-    if ISA not in hw.isa or lanes != SIDE or not rows or column is None or dot is None:
+    if not has_unit(node, hw.isa) or lanes != SIDE or not rows or column is None or dot is None:
         return
     row = rows[-1]
     others = [axis for axis in node.space if axis not in (column, row)]

@@ -24,7 +24,7 @@ from tvm_ext.search.features import Estimate, Features, Predict, Rows
 from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import SketchRule, sketches
 from tvm_ext.tile.amx import INSTRUCTION as AMX
-from tvm_ext.tile.amx import ISA
+from tvm_ext.tile.amx import has_unit
 from tvm_ext.tile.block import MAX_THREADS
 from tvm_ext.tile.cut import Piece, cut_for, joined, parted
 from tvm_ext.tile.graph import TileGraph
@@ -61,7 +61,7 @@ class PieceSpace:
         self.sketches = [
             sketch
             for sketch in sketches(graph, hardware.cores, rules, hardware.kind)
-            if sketch.instruction != AMX or ISA in hardware.isa
+            if sketch.instruction != AMX or has_unit(graph.nodes[sketch.anchor], hardware.isa)
         ]
         self.annotator = Annotator(graph, self.lanes, source)
         self._features = Features(graph, hardware)

@@ -1,7 +1,9 @@
-"""Products of bytes on the matrix unit of x86 (AMX): the register tiles that it can take.
+"""Products of bytes, or of bfloat16, on the matrix unit of x86 (AMX): the register tiles that it
+can take.
 
-An instruction adds to up to 16 x 16 sums the products of up to 16 rows of 16 `dot`s (`tvm_dots`)
-and as many columns of them. Eight registers hold such matrices: sums, rows and columns.
+An instruction adds to up to 16 x 16 sums the products of up to 16 rows of 16 `dot`s (`tvm_dots`,
+`tvm_pairs`) and as many columns of them. Eight registers hold such matrices: sums, rows and
+columns.
 
     register tile of 28 rows x 32 columns x 12 dots  →  2 x 2 matrices of 14 x 16 sums,
                                                         2 of 14 x 12 and 2 of 12 x 16 operands
@@ -9,6 +11,7 @@ and as many columns of them. Eight registers hold such matrices: sums, rows and 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 from typing import NamedTuple
 
@@ -19,8 +22,8 @@ from tvm_ext.tile.remember import remembered
 
 INSTRUCTION = "amx"
 """What plans for it say."""
-ISA = "amx-int8"
-"""The instruction set that has it."""
+ISA, HALVES_ISA = "amx-int8", "amx-bf16"
+"""The instruction sets that have it, for dots of bytes and of bfloat16."""
 SIDE = 16
 """Rows, columns and dots of a matrix at most; of columns there are never less."""
 REGISTERS = 8
@@ -38,6 +41,11 @@ class Matrices(NamedTuple):
     """Matrices of sums, one above the other."""
     across: int
     """Matrices of sums side by side."""
+
+
+def has_unit(node: TileNode, isa: Container[str]) -> bool:
+    """Whether a machine of these instruction sets has one for a node."""
+    return node.dots and (HALVES_ISA if node.halves else ISA) in isa
 
 
 @remembered

@@ -121,7 +121,8 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     `kind`: `reduce` (has reduce axes), `map` (none), or `opaque` (not understood, left alone).
     `flops_per_point` counts floating-point operations of one iteration; a special function is 10.
     With `holes` it is what remains on average when products with their zeros are left out.
-    `dots`: whether what it adds up are dot products of four bytes (`tvm_dots`).
+    `dots`: whether what it adds up are dot products of four bytes (`tvm_dots`), or, with `halves`,
+    of two bfloat16 (`tvm_pairs`).
     """
 
     name: str
@@ -132,6 +133,7 @@ class TileNode(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     flops_per_point: float
     holes: tuple[Hole, ...] = ()
     dots: bool = False
+    halves: bool = False
 
     @cached_property
     def space(self) -> tuple[int, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tvm_ext import tvm_pairs
 from tvm_ext.tile.axis import Axis
 from tvm_ext.tile.graph import Access, AffineDim, Hole, Tensor, TileGraph, TileNode
 from tvm_ext.tvm_api import (
@@ -25,7 +26,6 @@ from tvm_ext.tvm_api import (
     variables,
 )
 from tvm_ext.tvm_dots import is_dot, multiplies_tensors
-from tvm_ext.tvm_pairs import is_dot_of_pairs
 
 _SPECIAL_FLOPS = 10.0
 _DOT_FLOPS = 2.0
@@ -98,7 +98,7 @@ def flops(expr: Any) -> float:
 
     def call(node: Any) -> None:
         nonlocal total
-        if is_dot(node) or is_dot_of_pairs(node):
+        if is_dot(node) or tvm_pairs.is_dot_of_pairs(node):
             total += _DOT_FLOPS - _is_float(node)
         elif _is_float(node) and not getattr(node.op, "name", "").endswith("if_then_else"):
             total += _SPECIAL_FLOPS
@@ -108,9 +108,9 @@ def flops(expr: Any) -> float:
     return total
 
 
-def adds_dots(value: Any) -> bool:
-    """Whether a sum grows by dot products of two tensors' bytes."""
-    return isinstance(value, tirx.Add) and any(map(multiplies_tensors, (value.a, value.b)))
+def adds(is_product: Callable[[Any], bool], value: Any) -> bool:
+    """Whether a sum grows by products of two tensors' elements, of bytes or halves."""
+    return isinstance(value, tirx.Add) and any(map(is_product, (value.a, value.b)))
 
 
 def terms(condition: Any) -> Iterator[Any]:
@@ -290,8 +290,10 @@ class _Reader:
         kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
         zeros = holes(store.value, position, [axis.kind for axis in axes])
         useful = flops(store.value) / prod(hole.step for hole in zeros)
-        bytewise = kind == "reduce" and adds_dots(store.value)
-        return TileNode(str(block.name_hint), kind, axes, reads, write, useful, zeros, bytewise)
+        halves = kind == "reduce" and adds(tvm_pairs.multiplies_tensors, store.value)
+        dots = halves or (kind == "reduce" and adds(multiplies_tensors, store.value))
+        name = str(block.name_hint)
+        return TileNode(name, kind, axes, reads, write, useful, zeros, dots, halves)
 
     def _whole(self, buffer: Any, written: bool = False) -> Access:
         return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))

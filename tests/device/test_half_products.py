@@ -124,6 +124,26 @@ def test_convolutions_are_those_of_rounded_factors(
     agrees(y, floats, of_rounded, asked.manifest.precision == "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "dilation"),
+    [(16, 12, 4, 2, 1), (6, 32, 3, 2, 2), (8, 5, 2, 3, 1), (7, 8, 3, 2, 1), (16, 16, 3, 1, 1)],
+)
+def test_transposed_convolutions_are_those_of_rounded_factors(
+    channels: int, outputs: int, kernel: int, stride: int, dilation: int
+) -> None:
+    weight = RANDOM.normal(size=(channels, outputs, kernel, kernel)).astype(np.float32)
+    x = RANDOM.normal(size=(1, channels, 9, 7)).astype(np.float32)
+    options = {"strides": [stride] * 2, "dilations": [dilation] * 2, "pads": [1] * 4}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **options)
+
+    def compiled(weight: np.ndarray, precision: Any) -> tvm_ext.Compiled:
+        return tvm_ext.compile(model_of([node], {"w": weight}, x.shape), precision=precision)
+
+    asked, exact = compiled(weight, "bfloat16"), compiled(rounded(weight), "float32")
+    (y,), (floats,), (of_rounded,) = asked(x), compiled(weight, None)(x), exact(rounded(x))
+    agrees(y, floats, of_rounded, asked.manifest.precision == "bfloat16")
+
+
 def test_what_lies_between_products_is_rounded_for_them_alone() -> None:
     """An addition of what a product reads gets all digits of it."""
     weights = {f"w{i}": RANDOM.normal(size=(48, 48)).astype(np.float32) / 7 for i in range(2)}

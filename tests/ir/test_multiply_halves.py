@@ -81,6 +81,12 @@ def of_three_channels(emit: Any, x: Any) -> Any:
     return convolution(emit, x, FILTERS[..., :3])
 
 
+def transposed(stride: int) -> Body:
+    filters = constant(FILTERS.transpose(3, 0, 1, 2).copy())
+    layouts = {"data_layout": "NHWC", "kernel_layout": "IOHW", "out_layout": "NHWC"}
+    return lambda _, x: op.nn.conv2d_transpose(x, filters, strides=(stride,) * 2, **layouts)
+
+
 def of_planes(emit: Any, x: Any) -> Any:
     return op.nn.conv2d(
         x,
@@ -111,6 +117,8 @@ def rewritten(mod: IRModule, halves_us: float = 0.4, **options: Any) -> IRModule
         (of_odd_groups, (1, 9, 9, 6), ["nn.conv2d"]),
         (depthwise, (1, 9, 9, 6), ["nn.conv2d"]),
         (of_three_channels, (1, 9, 9, 3), ["nn.pad", "halves", "memory.view", "conv2d_pairs"]),
+        (transposed(2), (1, 9, 9, 8), ["halves", "memory.view", "conv2d_transpose_pairs"]),
+        (transposed(1), (1, 9, 9, 8), ["nn.conv2d_transpose"]),
         (of_planes, (1, 3, 9, 9), ["planes_in_pairs", "conv2d_pairs"]),
     ],
 )

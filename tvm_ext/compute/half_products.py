@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.compute.dense import dense
 from tvm_ext.tvm_api import te, tirx
 from tvm_ext.tvm_pairs import PAIR, WORD, dot_pairs, rounded
@@ -68,3 +69,11 @@ def conv_pairs(
     channels are one. With `planes` x is [n, C/2, spatial..], for one group only."""
     nothing = tirx.const(0, WORD)
     return conv(x, weight, geometry, lanes, planes=planes, product=dot_pairs, outside=nothing)
+
+
+def conv_transpose_pairs(x: Tensor, weight: Tensor, geometry: TransposedGeometry) -> Tensor:
+    """The transposed convolution of x uint32 [n, spatial.., C/2] by the weight packed by
+    `conv_transpose.pack_transposed`, float32 [n, out.., O]. In `geometry` two input channels are
+    one."""
+    nothing = tirx.const(0, WORD)
+    return conv_transpose(x, weight, geometry, product=dot_pairs, outside=nothing)

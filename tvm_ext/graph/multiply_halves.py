@@ -24,8 +24,16 @@ import msgspec
 import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry, pack_weight
+from tvm_ext.compute.conv_transpose import pack_transposed
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs, planes_in_pairs
+from tvm_ext.compute.half_products import (
+    conv_pairs,
+    conv_transpose_pairs,
+    dense_pairs,
+    halves,
+    in_pairs,
+    planes_in_pairs,
+)
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.legalise_byte_weights import by_bytes
 from tvm_ext.graph.legalise_conv import (
@@ -37,7 +45,9 @@ from tvm_ext.graph.legalise_conv import (
     programs_of,
     reads_planes,
 )
-from tvm_ext.graph.legalise_norm import static_shape
+from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
+from tvm_ext.graph.legalise_conv_transpose import programs_of as transposed_programs
+from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel
@@ -108,6 +118,8 @@ class _Rewriter(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if op_name(call) == "relax.matmul":
             return self._product(call)
+        if op_name(call) in TRANSPOSED:
+            return self._transposed(call)
         return self._convolution(call) if op_name(call) in CONVOLUTIONS else call
 
     def _product(self, call: Any) -> Any:
@@ -156,6 +168,34 @@ class _Rewriter(relax.PyExprMutator):
             body,
             words,
             constant(pack_weight(in_pairs(weight), paired, self._lanes)),
+            primfunc_name_hint=f"{op_name(call).rpartition('.')[2]}_pairs",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+
+    def _transposed(self, call: Any) -> Any:
+        """One by a stride of 1 is left to `Legalise`, for which it is a convolution."""
+        geometry, shape = geometry_of_call(call), static_shape(call.args[0])
+        if geometry is None or shape is None or geometry.groups != 1 or shape[-1] % PAIR:
+            return call
+        if set(geometry.strides) == {1}:
+            return call
+        weight = with_holes(constant_array(call.args[1]), ints(call.attrs.dilation))
+        words = np.moveaxis(in_pairs(np.moveaxis(weight, 0, -1)), -1, 0)
+        paired = msgspec.structs.replace(geometry, in_channels=len(words))
+        packed = pack_transposed(words, paired, self._lanes)
+        data = te.placeholder((*shape[:-1], len(words)), WORD, name="data")
+        filters = te.placeholder(packed.shape, WORD, name="filters")
+        result = conv_transpose_pairs(data, filters, paired)
+        program = te.create_prim_func([data, filters, result])
+        predict_us = self._options.predict_us
+        direct, by_taps = transposed_programs(geometry, shape, self._lanes)
+        floats_us = min(predict_us(direct), sum(map(predict_us, by_taps)))
+        if predict_us(program) >= floats_us:
+            return call
+        return self.builder_.call_te(
+            lambda x, filters: conv_transpose_pairs(x, filters, paired),
+            self._pairs(call.args[0]),
+            constant(packed),
             primfunc_name_hint=f"{op_name(call).rpartition('.')[2]}_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
         )

@@ -131,6 +131,7 @@ class Axes:
     extents: Mapping[Any, int]
     known: dict[tuple[Any, ...], list[_Term] | None] = field(default_factory=dict)
     _plain: dict[StructuralKey, Any] = field(default_factory=dict)
+    _wide: dict[StructuralKey, Any] = field(default_factory=dict)
 
     def plain(self, index: Any) -> Any:
         """The index of a load or a store, or of one of its dimensions, linear and in 64 bits."""
@@ -143,7 +144,17 @@ class Axes:
     def _made_plain(self, index: Any) -> Any:
         if type(index) is tirx.Ramp:
             return tirx.Ramp(self.plain(index.base), wide(index.stride), index.lanes)
-        return wide(linear(index, self) if _is_broken(index) else index)
+        return self._widened(linear(index, self) if _is_broken(index) else index)
+
+    def _widened(self, index: Any) -> Any:
+        """`wide` of an index; those of a register tile differ by the number at their end."""
+        if type(index) is not tirx.Add or type(index.b) is not tirx.IntImm:
+            return wide(index)
+        key = StructuralKey(index.a)
+        found = self._wide.get(key)
+        if found is None:
+            found = self._wide[key] = wide(index.a)
+        return tirx.Add(found, wide(index.b))
 
 
 def linear(index: Any, axes: Axes) -> Any:

@@ -42,9 +42,10 @@ PAIR = 2
 HALF, HALF_BITS, WORD = "bfloat16", "uint16", "uint32"
 """An element, what holds one, and what holds two: TVM makes four operations of each one on its own
 bfloat16, and variables that its passes trip over."""
-_WIDTHS = (128, 256, 512)
-"""Bits in a vector of 32-bit lanes."""
 _DOT, _ROUND = "dpbf16ps", "cvtneps2bf16"
+_WIDTHS = {_DOT: (128, 256, 512), _ROUND: (128, 256, 512, 1024, 2048)}
+"""Bits in a vector of 32-bit lanes that an instruction is for: LLVM rounds several vectors as one.
+"""
 _CALL = "tirx.call_llvm_pure_intrin"
 
 
@@ -135,7 +136,7 @@ class _Fuser:
     """Replaces both operations, and knows the instructions it took."""
 
     def __init__(self, has_instructions: bool) -> None:
-        self._widths = _WIDTHS if has_instructions else ()
+        self._widths = _WIDTHS if has_instructions else dict.fromkeys(_WIDTHS, ())
         self.taken: dict[tuple[str, int], None] = {}
 
     def sum(self, node: Any) -> Any:
@@ -163,7 +164,7 @@ class _Fuser:
 
     def _call(self, name: str, dtype: str, written_out: Callable[[], Any], *given: Any) -> Any:
         lanes = lanes_of(given[0])
-        if 32 * lanes not in self._widths:
+        if 32 * lanes not in self._widths[name]:
             return written_out()
         self.taken[name, 32 * lanes] = None
         return tirx.call_pure_extern(f"{dtype}x{lanes}", _function(name, 32 * lanes), *given)

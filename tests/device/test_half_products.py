@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.cli.compile import main as compile_main
+from tvm_ext.cli.tune import make_parser as tune_parser
+from tvm_ext.cli.tune import replay_command
 from tvm_ext.compute.dense import pack_matrix
 from tvm_ext.compute.half_products import dense_pairs, halves, in_pairs
 from tvm_ext.errors import TargetError
@@ -277,3 +279,6 @@ def test_kernels_of_halves_are_tuned_and_replayed(tmp_path: Path) -> None:
     again = tvm_ext.replay(model, strict=True, **asked)
     assert again.manifest.code_hash == tuned.manifest.code_hash
     assert again.manifest.precision == tuned.manifest.precision
+    typed = ["m.onnx", "--precision", "bfloat16"]
+    args = tune_parser().parse_args(typed)
+    assert "--precision bfloat16" in replay_command(args, "m.onnx", Path("m.so"), tuned.manifest)

@@ -184,6 +184,8 @@ def replay_command(args: argparse.Namespace, model: str, output: Path, manifest:
         words += ["--target", args.target]
     for shape in args.shape:
         words += ["--shape", shape]
+    if args.precision:
+        words += ["--precision", args.precision]
     if args.threads:
         words += ["--threads", str(args.threads)]
     # A kernel without traffic of its own has no tasks, so no record is asked of it.

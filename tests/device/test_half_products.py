@@ -41,7 +41,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
 def model_of(
     nodes: list[onnx.NodeProto],
     constants: dict[str, np.ndarray],
-    given: tuple[int, ...],
+    given: tuple[int | str, ...],
     kind: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
     """The model of these nodes, from `x` to `y`."""
@@ -164,6 +164,26 @@ def test_what_lies_between_products_is_rounded_for_them_alone() -> None:
     (y,) = tvm_ext.compile(model_of(nodes, weights, x.shape), precision="bfloat16")(x)
     # a sum that differs in its last bit may be rounded to the next bfloat16
     np.testing.assert_allclose(y, run(rounded if IN_HALVES else np.asarray), atol=4e-3)
+
+
+def test_an_open_batch_is_multiplied_in_halves_too() -> None:
+    filters = RANDOM.normal(size=(16, 3, 3, 3)).astype(np.float32)
+    weight = RANDOM.normal(size=(16 * 49, 24)).astype(np.float32) / 28
+    nodes = [
+        helper.make_node("Conv", ["x", "f"], ["a"], pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Flatten", ["b"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    model = model_of(nodes, {"f": filters, "w": weight}, ("n", 3, 7, 7))
+    shapes = {"x": ("n", 3, 7, 7)}
+    asked = tvm_ext.compile(model, shapes=shapes, precision="bfloat16")
+    plain = tvm_ext.compile(model, shapes=shapes, precision="float32")
+    assert asked.manifest.precision == ("bfloat16" if IN_HALVES else "float32")
+    for images in (1, 5):
+        x = RANDOM.normal(size=(images, 3, 7, 7)).astype(np.float32)
+        (y,), (floats,) = asked(x), plain(x)
+        np.testing.assert_allclose(y, floats, rtol=0, atol=2e-2 * np.abs(floats).max())
 
 
 def test_a_model_in_bfloat16_multiplies_it() -> None:

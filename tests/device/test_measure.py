@@ -197,6 +197,22 @@ def test_build_many_keeps_the_order_of_its_kernels():
     assert built[1].kind == "compile"
 
 
+def test_kernels_compiled_together_are_told_apart() -> None:
+    import tvm
+
+    jobs = [(func, None) for func in (double, triple, double, triple)]
+    first, second, third, last = (
+        one.kernel for one in build_many(jobs, tvm.target.Target(TARGET), workers=1)
+    )
+    assert first.module.same_as(last.module)
+    assert len({one.name for one in (first, second, third, last)}) == 4
+    given = np.arange(N, dtype=np.float32)
+    for kernel, factor in ((first, 2), (second, 3), (third, 2), (last, 3)):
+        result = tvm.runtime.tensor(np.zeros(N, np.float32))
+        kernel.main(tvm.runtime.tensor(given), result)
+        np.testing.assert_array_equal(result.numpy(), factor * given)
+
+
 def test_inputs_are_the_same_everywhere_and_fit_their_types():
     wanted = (
         Argument((3, 5), "float32"),

@@ -35,8 +35,6 @@ FAST_MATHS = (
     "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
     "pip install 'tvm_ext[cuda]' for nvcc"
 )
-
-
 IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
 NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
 

@@ -86,13 +86,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops that add the product of two matrices to a third.
-
-    instruction  that does it
-    """
+    """Loops that add the product of two matrices to a third."""
 
     instruction: str
-
+    """That which does it."""
     sums: Operand
     a: Operand
     b: Operand

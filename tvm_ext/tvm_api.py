@@ -70,6 +70,9 @@ from tvm_ffi import (  # noqa: E402
     structural_walk,
 )
 
+PURE_INTRINSIC = "tirx.call_llvm_pure_intrin"
+"""The operator that calls one of LLVM, by a number."""
+
 
 def target_of(given: dict[str, Any]) -> Target:
     """The TVM target of a machine. What the CPU does beside a device is for this one's CPU."""
@@ -80,6 +83,18 @@ def target_of(given: dict[str, Any]) -> Target:
 def lanes_of(expr: Any) -> int:
     """Elements of a vector; 1 of a scalar."""
     return int(tvm.runtime.DataType(str(expr.ty.dtype)).lanes)
+
+
+@cache
+def _intrinsic_number(name: str) -> int:
+    return int(tvm.target.codegen.llvm_lookup_intrinsic_id(name))
+
+
+def calls_intrinsic(node: Any, name: str) -> bool:
+    """Whether an expression is the call of a pure intrinsic of LLVM, with whatever operands."""
+    if op_name(node) != PURE_INTRINSIC:
+        return False
+    return int(node.args[0]) == _intrinsic_number(name)
 
 
 def element_bytes(buffer: Any) -> int:
@@ -316,6 +331,7 @@ def default_legalise(name: str) -> Any:
 
 
 __all__ = [
+    "PURE_INTRINSIC",
     "Analyzer",
     "Build",
     "Call",
@@ -334,6 +350,7 @@ __all__ = [
     "array_of",
     "block_values",
     "bound",
+    "calls_intrinsic",
     "check_install",
     "constant",
     "constant_array",

@@ -18,16 +18,16 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.tvm_api import (
+    PURE_INTRINSIC,
     IRModule,
     PrimFunc,
     TensorLoad,
     called,
+    calls_intrinsic,
     ir,
     lanes_of,
-    op_name,
     structural_map,
     tirx,
-    tvm,
 )
 
 ISA = frozenset({"avx512vnni", "avxvnni"})
@@ -36,7 +36,6 @@ BYTES = 4
 """Bytes in an operand."""
 _INTRINSICS = {bits: f"llvm.x86.avx512.vpdpbusd.{bits}" for bits in (128, 256, 512)}
 """By the width of a vector."""
-_CALL = "tirx.call_llvm_pure_intrin"
 
 
 def dot(a: Any, b: Any) -> Any:
@@ -47,9 +46,7 @@ def dot(a: Any, b: Any) -> Any:
 
 def is_dot(node: Any) -> bool:
     """Whether an expression is a `dot`, of scalars or vectors, and not yet the instruction."""
-    if op_name(node) != _CALL:
-        return False
-    if int(node.args[0]) != _number(512):
+    if not calls_intrinsic(node, _INTRINSICS[512]):
         return False
     return all(str(one.ty.dtype).startswith("int32") for one in operands(node))
 
@@ -65,10 +62,6 @@ def multiplies_tensors(node: Any) -> bool:
     return is_dot(node) and all(isinstance(one, TensorLoad) for one in operands(node))
 
 
-def _number(bits: int) -> int:
-    return int(tvm.target.codegen.llvm_lookup_intrinsic_id(_INTRINSICS[bits]))
-
-
 def _fused(node: Any, total: Any) -> Any:
     """total + dot"""
     a, b = operands(node)
@@ -77,8 +70,7 @@ def _fused(node: Any, total: Any) -> Any:
     if bits not in _INTRINSICS:
         return total + _written_out(a, b)
     octets = [tirx.reinterpret(f"int8x{BYTES * lanes}", one) for one in (a, b)]
-    number = tirx.const(_number(bits), "uint32")
-    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", number, total, *octets)
+    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", _INTRINSICS[bits], total, *octets)
 
 
 def _written_out(a: Any, b: Any) -> Any:
@@ -116,7 +108,7 @@ def _alone(node: Any) -> Any:
 @tirx.transform.prim_func_pass(opt_level=0, name="FuseDots")
 def fuse_dots(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Makes each `dot` an instruction, the sum that it is added to among its operands."""
-    if _CALL not in called(func.body):
+    if PURE_INTRINSIC not in called(func.body):
         return func
     body = structural_map(func.body, [(tirx.Add, _sum)], order="pre")
     return func.with_body(structural_map(body, [(ir.Call, _alone)], order="post"))

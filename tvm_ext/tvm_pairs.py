@@ -18,17 +18,17 @@ machine, they are written out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from tvm_ext.tvm_api import (
+    PURE_INTRINSIC,
     IRModule,
     PrimFunc,
     TensorLoad,
     called,
+    calls_intrinsic,
     ir,
     lanes_of,
-    op_name,
     structural_map,
     structural_walk,
     tirx,
@@ -46,7 +46,6 @@ _DOT, _ROUND = "dpbf16ps", "cvtneps2bf16"
 _WIDTHS = {_DOT: (128, 256, 512), _ROUND: (128, 256, 512, 1024, 2048)}
 """Bits in a vector of 32-bit lanes that an instruction is for: LLVM rounds several vectors as one.
 """
-_CALL = "tirx.call_llvm_pure_intrin"
 
 
 def dot_pairs(a: Any, b: Any) -> Any:
@@ -62,12 +61,12 @@ def rounded(x: Any) -> Any:
 
 def is_dot_of_pairs(node: Any) -> bool:
     """Whether an expression is a `dot_pairs`, of scalars or vectors."""
-    return _is_call(node, _DOT)
+    return calls_intrinsic(node, _intrinsic(_DOT, 512))
 
 
 def is_rounding(node: Any) -> bool:
     """Whether an expression is a `rounded`, of a scalar or vectors."""
-    return _is_call(node, _ROUND)
+    return calls_intrinsic(node, _intrinsic(_ROUND, 512))
 
 
 def operands(node: Any) -> tuple[Any, ...]:
@@ -90,15 +89,6 @@ def multiplies_pairs(func: PrimFunc) -> bool:
 
     structural_walk(func.body, (ir.Call, look))
     return found
-
-
-def _is_call(node: Any, name: str) -> bool:
-    return op_name(node) == _CALL and int(node.args[0]) == _number(name)
-
-
-@cache
-def _number(name: str) -> int:
-    return int(tvm.target.codegen.llvm_lookup_intrinsic_id(_intrinsic(name, 512)))
 
 
 def _intrinsic(name: str, bits: int) -> str:
@@ -212,7 +202,7 @@ def round_to_halves(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
 @tirx.transform.prim_func_pass(opt_level=0, name="FusePairs")
 def fuse_pairs(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Makes each such operation an instruction, the sum that it is added to among its operands."""
-    if _CALL not in called(func.body):
+    if PURE_INTRINSIC not in called(func.body):
         return func
     target = func.attrs.get("target") if func.attrs else None
     has_features = tvm.target.codegen.target_has_features

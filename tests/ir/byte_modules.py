@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.tvm_api import IRModule, op_name, relax, structural_walk, tvm
+
+
+def module(body: Callable[..., Any], shape: tuple[int, ...], dtype: str = "float32") -> IRModule:
+    """A function of one tensor; `body` is given what emits, and it."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder.emit, x))
+        builder.emit_func_output(result)
+    return builder.get()
 
 
 def operators(mod: IRModule) -> list[str]:

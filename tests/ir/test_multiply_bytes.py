@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from byte_modules import operators
+from byte_modules import module, operators
 
 from tvm_ext.graph.multiply_bytes import MOST_TERMS, MultiplyBytes
 from tvm_ext.graph.weight_steps import steps_of
 from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, constant, constant_array, op_name, relax, structural_walk
+from tvm_ext.tvm_api import constant, constant_array, op_name, relax, structural_walk
 from tvm_ext.tvm_dots import ISA
 
 op = relax.op
@@ -26,17 +26,6 @@ WEIGHT = (INTEGERS * STEPS).astype(np.float32)
 FILTERS = (RANDOM.integers(-128, 128, (6, 3, 3, 8)) * 0.25).astype(np.float32)
 SCALE, POINT = relax.const(0.5, "float32"), relax.const(3, "uint8")
 Body = Callable[..., Any]
-
-
-def module(body: Body, shape: tuple[int, ...], dtype: str) -> IRModule:
-    """A function of one tensor."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, dtype))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder.emit, x))
-        builder.emit_func_output(result)
-    return builder.get()
 
 
 def product(weight: np.ndarray, point: Any = POINT, scale: Any = SCALE) -> Body:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from byte_modules import operators
+from byte_modules import module, operators
 
 from tvm_ext.graph.multiply_halves import MultiplyHalves, multiplies_halves
 from tvm_ext.graph.widen import Widen
@@ -27,17 +27,6 @@ RANDOM = np.random.default_rng(5)
 WEIGHT = RANDOM.normal(size=(8, 6)).astype(np.float32)
 FILTERS = RANDOM.normal(size=(6, 3, 3, 8)).astype(np.float32)
 Body = Callable[..., Any]
-
-
-def module(body: Body, shape: tuple[int, ...], dtype: str = "float32") -> IRModule:
-    """A function of one tensor."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, dtype))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder.emit, x))
-        builder.emit_func_output(result)
-    return builder.get()
 
 
 def product(emit: Any, x: Any) -> Any:

@@ -7,25 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byte_modules import operators, run
+from byte_modules import module, operators, run
 
 from tvm_ext.graph.quantise_early import QuantiseEarly
-from tvm_ext.tvm_api import IRModule, relax
+from tvm_ext.tvm_api import relax
 
 op = relax.op
 SCALE, POINT = relax.const(0.03, "float32"), relax.const(120, "uint8")
 SHAPE = (2, 6, 4, 5)
 Body = Callable[..., Any]
-
-
-def module(body: Body) -> IRModule:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder.emit, x))
-        builder.emit_func_output(result)
-    return builder.get()
 
 
 def quantised(x: Any, scale: Any = SCALE, point: Any = POINT) -> Any:
@@ -38,7 +28,7 @@ def heads(emit: Any, x: Any) -> Any:
 
 
 def test_they_go_before_all_moves() -> None:
-    mod = module(heads)
+    mod = module(heads, SHAPE)
     found = QuantiseEarly()(mod)
     assert operators(mod) == ["reshape", "permute_dims", "quantize"]
     assert operators(found) == ["quantize", "reshape", "permute_dims"]
@@ -54,7 +44,7 @@ def test_an_axis_of_none_is_none_of_another_rank() -> None:
         rows = emit(op.reshape(flat, (2, 6, 20)))
         return op.quantize(rows, SCALE, POINT, axis=2, out_dtype="uint8")
 
-    found = QuantiseEarly()(module(body))
+    found = QuantiseEarly()(module(body, SHAPE))
     assert operators(found) == ["quantize", "reshape", "reshape"]
 
 
@@ -78,5 +68,5 @@ OTHERS: dict[str, Body] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
-    mod = module(OTHERS[name])
+    mod = module(OTHERS[name], SHAPE)
     assert operators(QuantiseEarly()(mod)) == operators(mod)

@@ -77,16 +77,25 @@ def legalise_conv(builder: Any, call: Any, options: Any) -> Any:
     from planes to few planes; None for other layouts and weights."""
     if stays_in_planes(call, options.lanes):
         return legalise_planes(builder, call)
-    attrs, planes = call.attrs, reads_planes(call)
-    weight = constant_array(call.args[1])
+    known = read_call(call)
+    if known is None:
+        return None
+    geometry, shape, weight, planes = known
+    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
+    return lower_conv(builder, call.args[0], shape, weight, geometry, options, name, planes)
+
+
+def read_call(call: Any) -> tuple[ConvGeometry, tuple[int, ...], np.ndarray, bool] | None:
+    """Geometry, shape of the data with its channels last, and weight of a convolution to a
+    channels-last result by a float32 constant, and whether it reads planes; None of another."""
+    planes, weight = reads_planes(call), constant_array(call.args[1])
     shape = static_shape(call.args[0])
     if planes is None or weight is None or shape is None or weight.dtype != np.float32:
         return None
     if planes:
         shape = (shape[0], *shape[2:], shape[1])
-    geometry = geometry_of(attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
-    name = f"{call.op.name.rsplit('.', 1)[-1]}{'_depthwise' if geometry.depthwise else ''}"
-    return lower_conv(builder, call.args[0], tuple(shape), weight, geometry, options, name, planes)
+    geometry = geometry_of(call.attrs, weight.shape[1:-1], shape[-1], weight.shape[0])
+    return geometry, tuple(shape), weight, planes
 
 
 def reads_planes(call: Any) -> bool | None:

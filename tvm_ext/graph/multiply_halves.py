@@ -41,9 +41,8 @@ from tvm_ext.graph.legalise_conv import (
     FUSES_EPILOGUE,
     choose_algorithm,
     direct_program,
-    geometry_of,
     programs_of,
-    reads_planes,
+    read_call,
 )
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
 from tvm_ext.graph.legalise_conv_transpose import programs_of as transposed_programs
@@ -147,7 +146,7 @@ class _Rewriter(relax.PyExprMutator):
         )
 
     def _convolution(self, call: Any) -> Any:
-        known = _geometry_of(call)
+        known = read_call(call)
         if known is None or known[0].depthwise:
             return call
         geometry, shape, weight, planes = known
@@ -158,8 +157,7 @@ class _Rewriter(relax.PyExprMutator):
         paired, x = _paired(geometry), call.args[0]
         words = self.builder_.emit_te(planes_in_pairs, x) if planes else self._pairs(x)
         if geometry.groups > 1:
-            split = _in_groups((*shape[:-1], paired.in_channels), geometry)
-            words = self.builder_.emit(relax.op.reshape(words, split))
+            words = self.builder_.emit(relax.op.reshape(words, _laid_out(shape, paired, planes)))
 
         def body(x: Any, filters: Any) -> Any:
             return conv_pairs(x, filters, paired, self._lanes, planes)
@@ -204,11 +202,9 @@ class _Rewriter(relax.PyExprMutator):
         """Whether a convolution takes less time so than by the best algorithm in float32."""
         options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
         paired = _paired(geometry)
-        words = [*shape]
-        words[1 if planes else -1] = paired.in_channels
         data, pairs = (
-            te.placeholder(_in_groups(extents, geometry), dtype, name="data")
-            for extents, dtype in ((shape, "float32"), (words, WORD))
+            te.placeholder(_laid_out(shape, one, planes), dtype, name="data")
+            for one, dtype in ((geometry, "float32"), (paired, WORD))
         )
         in_halves = [direct_program(pairs, paired, lanes, planes, conv_pairs)]
         if planes:
@@ -239,28 +235,17 @@ class _Rewriter(relax.PyExprMutator):
         return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
 
 
-def _geometry_of(call: Any) -> tuple[ConvGeometry, tuple[int, ...], np.ndarray, bool] | None:
-    """Geometry, shape of the data and weight of a convolution to channels last by a constant, and
-    whether it reads planes; None of another."""
-    weight, shape, planes = (
-        constant_array(call.args[1]),
-        static_shape(call.args[0]),
-        reads_planes(call),
-    )
-    if weight is None or shape is None or planes is None or weight.dtype != np.float32:
-        return None
-    channels = shape[1] if planes else shape[-1]
-    geometry = geometry_of(call.attrs, weight.shape[1:-1], channels, len(weight))
-    return geometry, tuple(shape), weight, planes
-
-
 def _paired(geometry: ConvGeometry) -> ConvGeometry:
     """The convolution whose input channels are pairs, the last one filled up with a zero."""
     return msgspec.structs.replace(geometry, in_channels=-(-geometry.in_channels // PAIR))
 
 
-def _in_groups(shape: Sequence[int], geometry: ConvGeometry) -> tuple[int, ...]:
-    """The shape of channels-last data with an axis of groups, if there are several."""
-    if geometry.groups == 1:
-        return tuple(shape)
-    return (*shape[:-1], geometry.groups, shape[-1] // geometry.groups)
+def _laid_out(shape: Sequence[int], geometry: ConvGeometry, planes: bool) -> tuple[int, ...]:
+    """The shape of a convolution's data: its channels last, on two axes if they are in several
+    groups, or in planes."""
+    images, *spatial, _ = shape
+    channels, groups = geometry.in_channels, geometry.groups
+    if planes:
+        return (images, channels, *spatial)
+    own = (channels,) if groups == 1 else (groups, channels // groups)
+    return (images, *spatial, *own)

@@ -189,12 +189,13 @@ def logged(
     reasons: list[str],
 ) -> list[Option]:
     """The best record of a task, if there is one; `beside_us` as in `Database.best`."""
-    record = database.best(task.signature, hardware.fingerprint(), beside_us)
+    signature, machine = task.signature, hardware.fingerprint()
+    record = database.best(signature, machine, beside_us)
     if record is None or task.graph is None:
         return []
     with shield("log plan", reasons):
         model = predict(task.graph, record.plan, hardware)
-        times = model.latency_us, record.best_us
+        times = model.latency_us, database.typical(signature, machine)[record.plan]
         return [Option("log", record.plan, model.bound, *times, record.tir_hash)]
     return []
 

@@ -3,6 +3,7 @@ instruction in machine code.
 
     dot_pairs(a, b) = a0 * b0 + a1 * b1        a, b: two bfloat16 in a uint32 each; the sum: float32
     rounded(x)                                 x: float32; the nearest bfloat16 as a uint16
+    paired(x, y)                               two of them in a uint32
 
 An instruction does either in each lane of a vector, and adds the product to a sum (x86's BF16): two
 multiply-adds in the time of one of float32. In tensor programs both are calls of LLVM's intrinsics
@@ -39,6 +40,8 @@ ISA = "avx512bf16"
 """The instruction set that has them, as LLVM calls it as well."""
 PAIR = 2
 """Elements in an operand."""
+HALF_WIDTH = 16
+"""Bits of one."""
 HALF, HALF_BITS, WORD = "bfloat16", "uint16", "uint32"
 """An element, what holds one, and what holds two: TVM makes four operations of each one on its own
 bfloat16, and variables that its passes trip over."""
@@ -59,6 +62,31 @@ def rounded(x: Any) -> Any:
     return tirx.call_llvm_pure_intrin(HALF_BITS, _intrinsic(_ROUND, 512), x)
 
 
+def paired(low: Any, high: Any) -> Any:
+    """Two float32, rounded, in a uint32: `low` in its lower half."""
+    return word(rounded(low), rounded(high))
+
+
+def word(low: Any, high: Any) -> Any:
+    """The bits of two bfloat16, uint16 both, in a uint32."""
+    return low.astype(WORD) | high.astype(WORD) << HALF_WIDTH
+
+
+def is_paired(node: Any) -> bool:
+    """Whether an expression is a `paired`, of scalars."""
+    return bool(_paired_halves(node))
+
+
+def _paired_halves(node: Any) -> tuple[Any, ...]:
+    """What a `paired` puts together; nothing of any other expression."""
+    if not isinstance(node, tirx.BitwiseOr) or not isinstance(node.b, tirx.LShift):
+        return ()
+    up = node.b.b
+    halves = tuple(getattr(one, "value", None) for one in (node.a, node.b.a))
+    moved = isinstance(up, tirx.IntImm) and int(up) == HALF_WIDTH
+    return halves if moved and all(map(is_rounding, halves)) else ()
+
+
 def is_dot_of_pairs(node: Any) -> bool:
     """Whether an expression is a `dot_pairs`, of scalars or vectors."""
     return calls_intrinsic(node, _intrinsic(_DOT, 512))
@@ -70,7 +98,9 @@ def is_rounding(node: Any) -> bool:
 
 
 def operands(node: Any) -> tuple[Any, ...]:
-    """Those of a `dot_pairs` or a `rounded`."""
+    """Those of a `dot_pairs`, a `rounded` or a `paired`."""
+    if is_paired(node):
+        return tuple(operands(one)[0] for one in _paired_halves(node))
     return tuple(node.args)[2:] if is_dot_of_pairs(node) else tuple(node.args)[1:]
 
 
@@ -163,7 +193,8 @@ class _Fuser:
 def half(pair: Any, place: int) -> Any:
     """The lower or the upper half of a pair as a float32."""
     words = str(pair.ty.dtype)
-    bits = pair << tirx.const(16, words) if place == 0 else pair & tirx.const(0xFFFF0000, words)
+    up, upper = (tirx.const(value, words) for value in (HALF_WIDTH, 0xFFFF0000))
+    bits = pair << up if place == 0 else pair & upper
     return tirx.reinterpret(words.replace(WORD, "float32"), bits)
 
 

@@ -20,7 +20,7 @@ from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tir.symbolic import instance, of_tensors, symbols
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tirx, tvm
-from tvm_ext.tvm_pairs import WORD, multiplies_pairs
+from tvm_ext.tvm_pairs import HALF_BITS, WORD, multiplies_pairs
 
 POINT_BUDGET = 1_000_000
 """Multiply-adds spent on the reference of one kernel."""
@@ -38,14 +38,14 @@ def arguments_of(func: PrimFunc, written: int) -> tuple[Argument, ...]:
     first = len(func.params) - written
     spans = index_spans(func)
     divide = divisors(func, spans)
-    pairs = multiplies_pairs(func)
+    in_halves = (WORD, HALF_BITS) if multiplies_pairs(func) else ()
     return tuple(
         Argument(
             tuple(int(extent) for extent in parameter.shape),
             str(parameter.dtype),
             output=place >= first,
             span=(1, max(2, spans.get(place, 3))) if place in divide else (0, spans.get(place, 2)),
-            pairs=pairs and str(parameter.dtype) == WORD,
+            halves=str(parameter.dtype) in in_halves,
         )
         for place, parameter in enumerate(func.params)
     )

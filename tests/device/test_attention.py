@@ -16,7 +16,7 @@ from tvm_ext.hardware import get, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
-from tvm_ext.tile.attention import COLUMN, COPIED
+from tvm_ext.tile.attention import COLUMN, attention_stages
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import PrimFunc, Target, te, topi, tvm
@@ -127,7 +127,9 @@ def some_plans(func: PrimFunc, hw: HardwareModel) -> list[TilePlan]:
     sizes = {
         tuple(entry.tile.extents[COLUMN] for entry in plan.tiles): plan for plan in reversed(plans)
     }
-    copied = [replace(plans[0], staged=staged) for staged in COPIED]
+    found = attention_stages(prepared.graph)
+    assert found is not None
+    copied = [replace(plans[0], staged=staged) for staged in found.copies]
     return list(dict.fromkeys([*copied, *sizes.values()]))
 
 

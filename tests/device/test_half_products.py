@@ -259,7 +259,7 @@ def test_pairs_are_multiplied_on_every_machine(rows: int, terms: int, columns: i
     points = Reference.of(func).points([words, packed], 0, np.arange(rows * columns))
     np.testing.assert_allclose(points.values, expected.reshape(-1), rtol=1e-6, atol=1e-6)
     assert (points.bounds < 1e-3).all()
-    assert [argument.pairs for argument in arguments_of(func, 1)] == [True, True, False]
+    assert [argument.halves for argument in arguments_of(func, 1)] == [True, True, False]
 
 
 def test_a_rounded_number_near_zero_may_have_either_sign() -> None:

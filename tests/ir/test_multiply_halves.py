@@ -13,6 +13,7 @@ from byte_modules import module, operators
 from tvm_ext.graph.multiply_halves import MultiplyHalves, multiplies_halves
 from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import get
+from tvm_ext.tile.amx import HALVES_ISA
 from tvm_ext.tvm_api import IRModule, constant, relax
 from tvm_ext.tvm_pairs import ISA
 
@@ -46,6 +47,17 @@ def moved_product(emit: Any, x: Any) -> Any:
 
 def of_two(emit: Any, x: Any) -> Any:
     return op.matmul(x, emit(op.permute_dims(x)))
+
+
+def attended(emit: Any, x: Any, **options: Any) -> Any:
+    """Queries, keys and values of one head each, side by side."""
+    made = emit(op.exp(x))
+    parts = [emit(op.strided_slice(made, [2], [at], [at + 1])) for at in range(3)]
+    return op.nn.attention(*parts, **options)
+
+
+def masked(emit: Any, x: Any) -> Any:
+    return attended(emit, x, causal_mask="TopLeft")
 
 
 def convolution(emit: Any, x: Any, filters: np.ndarray = FILTERS, **options: Any) -> Any:
@@ -109,6 +121,8 @@ def rewritten(mod: IRModule, halves_us: float = 0.4, **options: Any) -> IRModule
         (transposed(2), (1, 9, 9, 8), ["halves", "memory.view", "conv2d_transpose_pairs"]),
         (transposed(1), (1, 9, 9, 8), ["nn.conv2d_transpose"]),
         (of_planes, (1, 3, 9, 9), ["planes_in_pairs", "conv2d_pairs"]),
+        (masked, (1, 5, 3, 8), ["exp", *["strided_slice"] * 3, "nn.attention"]),
+        (attended, (1, 5, 3, 7), ["exp", *["strided_slice"] * 3, "nn.attention"]),
     ],
 )
 def test_products_by_constants_multiply_halves(
@@ -121,6 +135,16 @@ def test_what_is_moved_is_rounded_where_it_is_made() -> None:
     found = operators(rewritten(module(moved_product, (3, 5, 8)), precision="bfloat16"))
     moved = ["permute_dims", "reshape", "memory.view"]
     assert found == ["exp", "halves", *moved, "dense_pairs"]
+
+
+def test_attention_rounds_what_it_slices_before() -> None:
+    found = operators(rewritten(module(attended, (1, 5, 3, 8)), precision="bfloat16"))
+    one = ["halves", "memory.view", "strided_slice"]
+    assert found == ["exp", *one, *one, "halves", "strided_slice", "attention_pairs"]
+    slow = {"float32": 100.0, "bfloat16": 100.0}
+    by_matrices = msgspec.structs.replace(HALVES, isa=(*HALVES.isa, HALVES_ISA), peak_gflops=slow)
+    kept = MultiplyHalves(by_matrices, predicted(0.4), "bfloat16")(module(attended, (1, 5, 3, 8)))
+    assert "nn.attention" in operators(kept), "of which no matrix unit does anything"
 
 
 def test_a_convolution_that_is_faster_in_floats_stays() -> None:

@@ -13,6 +13,8 @@ are padded to whole tiles by repeating the last one; what comes of these is not 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from tvm_ext.compute import maths
@@ -53,25 +55,53 @@ def attention(
     batch, queries, heads, depth = (int(extent) for extent in q.shape)
     known, width = int(k.shape[1]), int(v.shape[3])
     keys = rows or known
-    shared = heads // int(k.shape[2])
-
-    def own(h: Any) -> Any:
-        return h // shared if shared > 1 else h
-
-    zero = tirx.const(0.0, "float32")
+    own = keys_of(k, heads)
 
     def turn(b: Any, h: Any, d: Any, i: Any) -> Any:
-        return q[b, _or_last(i, queries, columns), h, d] * tirx.const(scale, "float32")
+        return q[b, or_last(i, queries, columns), h, d] * tirx.const(scale, "float32")
 
     turned = te.compute((batch, heads, depth, columns), turn, name="turned")
+    scores = scores_of(k, turned, keys, operator.mul)
+    power = te.compute(scores.shape, weight_of(scores, bias, known), name="power")
+    n = te.reduce_axis((0, keys), name="n")
+    total = te.compute(
+        (batch, heads, columns), lambda b, h, i: te.sum(power[b, h, n, i], axis=n), name="total"
+    )
+    r = te.reduce_axis((0, keys), name="r")
+    mixed = te.compute(
+        (batch, heads, width, columns),
+        lambda b, h, e, i: te.sum(
+            v[b, or_last(r, known, keys), own(h), e] * power[b, h, r, i], axis=r
+        ),
+        name="mixed",
+    )
+    return mean_of(mixed, total, queries, guarded)
+
+
+def keys_of(k: Tensor, heads: int) -> Callable[[Any], Any]:
+    """Which of k's heads belongs to each of so many of queries."""
+    shared = heads // int(k.shape[2])
+    return lambda h: h // shared if shared > 1 else h
+
+
+def scores_of(k: Tensor, turned: Tensor, keys: int, product: Callable[[Any, Any], Any]) -> Tensor:
+    """Of `keys` keys, those beyond k's the last one, with each of `turned` queries."""
+    batch, heads, depth, columns = (int(extent) for extent in turned.shape)
+    known, own = int(k.shape[1]), keys_of(k, heads)
     c = te.reduce_axis((0, depth), name="c")
-    scores = te.compute(
+    return te.compute(
         (batch, heads, keys, columns),
         lambda b, h, j, i: te.sum(
-            k[b, _or_last(j, known, keys), own(h), c] * turned[b, h, c, i], axis=c
+            product(k[b, or_last(j, known, keys), own(h), c], turned[b, h, c, i]), axis=c
         ),
         name="scores",
     )
+
+
+def weight_of(scores: Tensor, bias: Tensor | None, known: int) -> Callable[..., Any]:
+    """What a value counts before all are divided by their sum: a function of batch, head, key and
+    query. A key beyond the `known` ones counts nothing."""
+    batch, heads, keys, columns = (int(extent) for extent in scores.shape)
     biased = scores if bias is None else _added(scores, bias)
     m = te.reduce_axis((0, keys), name="m")
     top = te.compute(
@@ -82,30 +112,25 @@ def attention(
 
     def weight(b: Any, h: Any, j: Any, i: Any) -> Any:
         power = maths.exp(biased[b, h, j, i] - top[b, h, i])
+        zero = tirx.const(0.0, "float32")
         return power if keys == known else tirx.Select(j < known, power, zero)
 
-    power = te.compute(scores.shape, weight, name="power")
-    n = te.reduce_axis((0, keys), name="n")
-    total = te.compute(
-        (batch, heads, columns), lambda b, h, i: te.sum(power[b, h, n, i], axis=n), name="total"
-    )
-    r = te.reduce_axis((0, keys), name="r")
-    mixed = te.compute(
-        (batch, heads, width, columns),
-        lambda b, h, e, i: te.sum(
-            v[b, _or_last(r, known, keys), own(h), e] * power[b, h, r, i], axis=r
-        ),
-        name="mixed",
-    )
+    return weight
+
+
+def mean_of(mixed: Tensor, total: Tensor, queries: int, guarded: bool) -> Tensor:
+    """mixed [b, h, e, i] / total [b, h, i]  →  [b, i, h, e] of so many queries."""
+    batch, heads, width, _ = (int(extent) for extent in mixed.shape)
 
     def last(b: Any, i: Any, h: Any, e: Any) -> Any:
         mean = mixed[b, h, e, i] / total[b, h, i]
+        zero = tirx.const(0.0, "float32")
         return tirx.Select(total[b, h, i] > zero, mean, zero) if guarded else mean
 
     return te.compute((batch, queries, heads, width), last, name="attention")
 
 
-def _or_last(i: Any, known: int, counted: int) -> Any:
+def or_last(i: Any, known: int, counted: int) -> Any:
     """Column `i` as a query, or row as a key: beyond the last one, that one."""
     return i if counted == known else tirx.min(i, known - 1)
 
@@ -129,6 +154,6 @@ def bias_by_keys(bias: Tensor, columns: int, spare: int = 0) -> Tensor:
     rows = keys + spare
 
     def turn(b: Any, h: Any, j: Any, i: Any) -> Any:
-        return bias[b, h, _or_last(i, queries, columns), _or_last(j, keys, rows)]
+        return bias[b, h, or_last(i, queries, columns), or_last(j, keys, rows)]
 
     return te.compute((batch, heads, rows, columns), turn, name="keys")

@@ -9,7 +9,6 @@ the product.
 
 from __future__ import annotations
 
-import operator
 from functools import reduce
 from typing import Any
 
@@ -20,7 +19,7 @@ from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.compute.dense import dense
 from tvm_ext.tvm_api import te, tirx
-from tvm_ext.tvm_pairs import PAIR, WORD, dot_pairs, rounded
+from tvm_ext.tvm_pairs import PAIR, WORD, dot_pairs, paired, rounded
 
 Tensor = Any
 
@@ -47,9 +46,8 @@ def planes_in_pairs(x: Tensor) -> Tensor:
 
     def body(n: Any, q: Any, *place: Any) -> Any:
         def word(pair: int) -> Any:
-            own = range(PAIR * pair, min(PAIR * pair + PAIR, channels))
-            bits = (rounded(x(n, c, *place)).astype(WORD) for c in own)
-            return reduce(operator.or_, (one << 16 * i for i, one in enumerate(bits)))
+            own = [x(n, c, *place) for c in range(channels)[PAIR * pair : PAIR * pair + PAIR]]
+            return paired(*own) if len(own) == PAIR else rounded(*own).astype(WORD)
 
         return reduce(lambda other, i: tirx.Select(q == i, word(i), other), pairs[1:], word(0))
 

@@ -2,6 +2,7 @@
 
     matmul(x, W)   →  call_tir(dense_pairs, x as bfloat16 in pairs, W packed, …)
     conv2d(x, W)   →  call_tir(conv_pairs, x as bfloat16 in pairs, W packed, …)
+    attention(q, k, v)  →  call_tir(attention_pairs, q and k in pairs, v in bfloat16)
 
 An instruction multiplies two elements where it multiplies one of float32, and weights take half of
 the memory; bfloat16 keeps 8 bits of each factor, so this is done on request. All else stays as it
@@ -23,9 +24,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from tvm_ext.compute.attention import padded_queries
 from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.conv_transpose import pack_transposed
 from tvm_ext.compute.dense import pack_matrix
+from tvm_ext.compute.half_attention import attention_pairs
 from tvm_ext.compute.half_products import (
     conv_pairs,
     conv_transpose_pairs,
@@ -35,6 +38,7 @@ from tvm_ext.compute.half_products import (
     planes_in_pairs,
 )
 from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.legalise_attention import ATTENTION, biases_by_keys, static_attention
 from tvm_ext.graph.legalise_byte_weights import by_bytes
 from tvm_ext.graph.legalise_conv import (
     CONVOLUTIONS,
@@ -69,6 +73,7 @@ from tvm_ext.tvm_api import (
 from tvm_ext.tvm_pairs import HALF, ISA, PAIR, WORD
 
 Precision = Literal["float32", "bfloat16"]
+SLICE = "relax.strided_slice"
 WORTH = 1.5
 """Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate,
 but for the matrix unit's."""
@@ -119,6 +124,8 @@ class _Rewriter(relax.PyExprMutator):
             return self._product(call)
         if op_name(call) in TRANSPOSED:
             return self._transposed(call)
+        if op_name(call) in ATTENTION:
+            return self._attention(call)
         return self._convolution(call) if op_name(call) in CONVOLUTIONS else call
 
     def _product(self, call: Any) -> Any:
@@ -198,6 +205,29 @@ class _Rewriter(relax.PyExprMutator):
             primfunc_attrs=FUSES_EPILOGUE,
         )
 
+    def _attention(self, call: Any) -> Any:
+        """Both products of attention between tensors that a run makes."""
+        known = static_attention(call)
+        peaks = self._options.hardware.peak_gflops
+        if known is None or peaks.get(HALF, 0.0) < WORTH * peaks["float32"]:
+            return call
+        q, k, v = known.operands
+        if int(q.ty.shape[3]) % PAIR:
+            return call
+        operands = [self._words(q), self._words(k), self._rounded(v, MOVES | {SLICE})]
+        columns = padded_queries(int(q.ty.shape[1]), self._lanes)
+
+        def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+            return attention_pairs(q, k, v, bias[0] if bias else None, known.scale, columns)
+
+        return self.builder_.call_te(
+            body,
+            *operands,
+            *biases_by_keys(self.builder_, known.bias, columns),
+            primfunc_name_hint="attention_pairs",
+            primfunc_attrs=FUSES_EPILOGUE,
+        )
+
     def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> bool:
         """Whether a convolution takes less time so than by the best algorithm in float32."""
         options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
@@ -226,11 +256,19 @@ class _Rewriter(relax.PyExprMutator):
         words = relax.ShapeExpr([*outer, -(-last // PAIR)])
         return self.builder_.emit(relax.op.memory.view(self._rounded(data), words, WORD))
 
-    def _rounded(self, data: Any) -> Any:
-        """A tensor in bfloat16, rounded before it was moved."""
+    def _words(self, data: Any) -> Any:
+        """The same of whole pairs, before slices were taken of them."""
         made = bound(self, data)
-        if op_name(made) in MOVES:
-            given = [self._rounded(made.args[0]), *made.args[1:]]
+        if op_name(made) == SLICE and data.ty.ndim - 1 not in ints(made.args[1].fields):
+            given = [self._words(made.args[0]), *made.args[1:]]
+            return self.builder_.emit(Call(made.op, given, made.attrs))
+        return self._pairs(data)
+
+    def _rounded(self, data: Any, through: frozenset[str] = MOVES) -> Any:
+        """A tensor in bfloat16, rounded before it was moved by such operators."""
+        made = bound(self, data)
+        if op_name(made) in through:
+            given = [self._rounded(made.args[0], through), *made.args[1:]]
             return self.builder_.emit(Call(made.op, given, made.attrs))
         return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
 

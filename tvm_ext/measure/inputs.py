@@ -7,7 +7,7 @@ from math import prod
 import msgspec
 import numpy as np
 
-from tvm_ext.tvm_pairs import HALF, PAIR
+from tvm_ext.tvm_pairs import HALF
 
 DRAWN = 262_147
 """Random floats of one array at most. A prime: no axis has it for a stride, so rows and columns
@@ -24,8 +24,8 @@ class Argument(msgspec.Struct, frozen=True):
     span: tuple[int, int] = (0, 8)
     """Integer inputs are drawn from [span[0], span[1]): narrow it for indices into a short axis,
     widen it (with negatives) for quantised values."""
-    pairs: bool = False
-    """Each integer is two floats of 16 bits (`tvm_pairs`)."""
+    halves: bool = False
+    """The bits of each integer are those of floats of 16 bits (`tvm_pairs`)."""
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
@@ -54,10 +54,10 @@ def make_inputs(arguments: tuple[Argument, ...], seed: int) -> list[np.ndarray]:
 
 def _draw(argument: Argument, generator: np.random.Generator) -> np.ndarray:
     dtype = numpy_dtype(argument.dtype)
-    if argument.pairs:
+    if argument.halves:
         *outer, last = argument.shape
-        halves = Argument((*outer, PAIR * last), HALF)
-        return _draw(halves, generator).view(dtype)
+        each = dtype.itemsize // numpy_dtype(HALF).itemsize
+        return _draw(Argument((*outer, each * last), HALF), generator).view(dtype)
     if dtype == np.bool_:
         return generator.integers(0, 2, argument.shape).astype(np.bool_)
     if dtype.kind in "iu":

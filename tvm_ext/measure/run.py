@@ -24,7 +24,7 @@ class Measurer:
 
     Timing: two calls verify the kernel and warm it up. A candidate whose faster call took more
     than four times the best so far plus 5 ms ends there, with these two times, one whose first
-    repeat is 1.3 times the best with that. Others are repeated three times, about 3 ms each;
+    repeat is 1.3 times the best with that. Others are repeated three times, about 2 ms each;
     while the median of three lies more than 5 % above their minimum, which is the mark of another
     process at work, up to two rounds of three follow. All repeats are reported: `Outcome.best_us`
     is their median.

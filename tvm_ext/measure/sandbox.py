@@ -25,7 +25,7 @@ given by the scheduler to another process."""
 REPEATS = 3
 ROUNDS = 3
 """Rounds of `REPEATS` at most; the next one runs only while the last was unsettled."""
-REPEAT_MS = 3.0
+REPEAT_MS = 2.0
 BEHIND = 1.3
 """A first repeat so far behind the best is the only one."""
 SETTLED = 1.05

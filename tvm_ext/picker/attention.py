@@ -24,7 +24,7 @@ from tvm_ext.picker.perf import (
 )
 from tvm_ext.picker.register import BODY_VECTORS, SCRATCH_REGISTERS
 from tvm_ext.picker.traffic import STAGING_READS, holding_gbps, overlapped_us
-from tvm_ext.tile.attention import COLUMN, COPIED, ROW, Attention, of_queries
+from tvm_ext.tile.attention import COLUMN, ROW, Attention, of_queries
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.nest import crowding
@@ -60,7 +60,7 @@ def attention_plans(graph: TileGraph, found: Attention, hw: HardwareModel) -> It
             if columns % block:
                 continue
             for size in sorted({_even(scores, block, hw.cores), block}):
-                for staged in COPIED[:2]:
+                for staged in found.copies[:2]:
                     yield TilePlan(
                         rule="attention",
                         anchor=found.scores,

@@ -14,7 +14,7 @@ from tvm_ext.search.blocks import drawn
 from tvm_ext.search.sketch import Sketch
 from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.amx import SIDE, dot_axis, row_axes
-from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages, of_queries
+from tvm_ext.tile.attention import COLUMN, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.chunk import chunks, with_chunk
 from tvm_ext.tile.classify import (
@@ -192,7 +192,7 @@ class Annotator:
             parallel=3,
             lanes=lanes,
             unroll=tiles[2].tile.extents[-1],
-            staged=self._random.choice(COPIED),
+            staged=self._random.choice(found.copies),
         )
 
     def _extents(

@@ -19,7 +19,7 @@ import msgspec
 
 from tvm_ext.search.annotate import MAX_UNROLL, row_box
 from tvm_ext.search.blocks import BLOCK_STEPS, Step, of_reduction, settled_block
-from tvm_ext.tile.attention import COLUMN, COPIED, ROW, attention_stages
+from tvm_ext.tile.attention import COLUMN, ROW, attention_stages
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.chunk import chunk_of, chunks, with_chunk
 from tvm_ext.tile.classify import (
@@ -217,7 +217,8 @@ def _product(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Ra
 
 
 def _copies(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    return msgspec.structs.replace(plan, staged=source.choice(COPIED))
+    found = attention_stages(graph)
+    return msgspec.structs.replace(plan, staged=source.choice(found.copies)) if found else plan
 
 
 STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {

@@ -9,7 +9,7 @@ import msgspec
 
 from tvm_ext.search.blocks import block_neighbours
 from tvm_ext.search.mutate import settled
-from tvm_ext.tile.attention import COPIED
+from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
@@ -102,8 +102,8 @@ def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
 
 def _staged(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """The rows of operands copied side by side for each core tile, or not."""
-    if plan.rule == "attention":
-        yield from (msgspec.structs.replace(plan, staged=copied) for copied in COPIED)
+    if plan.rule == "attention" and (found := attention_stages(graph)):
+        yield from (msgspec.structs.replace(plan, staged=copied) for copied in found.copies)
     if plan.rule == "tile" and plan.staged:
         yield msgspec.structs.replace(plan, staged=())
     elif plan.rule == "tile":

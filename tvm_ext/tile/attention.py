@@ -10,14 +10,13 @@ from tvm_ext.tile.graph import TileGraph, TileNode
 ROW, COLUMN = 2, 3
 """The axes of both products, b, h, j or e, i and the reduced one, that count keys or the width of
 values, and queries."""
-COPIED = ((), (0, 1), (0,), (1,))
-"""Choices of `TilePlan.staged`: of keys (0) and values (1) those that are copied for each task."""
 _KINDS = ("map", "reduce", "reduce", "map", "reduce", "reduce", "map")
 _PRODUCT_RANK = 5
 
 
 class Attention(NamedTuple):
-    """The stages of a group that is attention; `biased` is None where nothing is added."""
+    """The stages of a group that is attention; `biased` is None where nothing is added, `values`
+    where they are multiplied as they come."""
 
     turned: int
     scores: int
@@ -27,14 +26,25 @@ class Attention(NamedTuple):
     total: int
     mixed: int
     last: int
+    values: int | None = None
+
+    @property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """Choices of `TilePlan.staged`: of keys (0) and values (1) those that are copied for each
+        task. Values that a stage makes are."""
+        return ((), (0, 1), (0,), (1,)) if self.values is None else ((), (0,))
 
 
 def attention_stages(graph: TileGraph) -> Attention | None:
-    """The stages of `compute.attention` in the group; None for any other group."""
-    nodes = graph.nodes
-    maps = [place for place, node in enumerate(nodes) if node.kind == "map"]
-    biased = 2 if maps[1:2] == [2] else None
-    rest = [place for place in range(len(nodes)) if place != biased]
+    """The stages of `compute.attention` or `compute.half_attention` in the group; None for any
+    other group."""
+    nodes, rest = graph.nodes, list(range(len(graph.nodes)))
+    values = next((place for place in rest if _are_values(graph, place)), None)
+    if values is not None:
+        rest.remove(values)
+    biased = next((place for place in rest[2:3] if nodes[place].kind == "map"), None)
+    if biased is not None:
+        rest.remove(biased)
     if tuple(nodes[place].kind for place in rest) != _KINDS:
         return None
     turned, scores, top, power, *sums, last = rest
@@ -54,9 +64,21 @@ def attention_stages(graph: TileGraph) -> Attention | None:
     }
     if biased is not None:
         feeds[scores] = (biased,)
+    if values is not None:
+        feeds[values] = (mixed,)
     if any(graph.consumers(stage) != found for stage, found in feeds.items()):
         return None
-    return Attention(turned, scores, biased, top, power, total, mixed, last)
+    return Attention(turned, scores, biased, top, power, total, mixed, last, values)
+
+
+def _are_values(graph: TileGraph, place: int) -> bool:
+    """Whether a stage makes values from what comes from outside: alone those of a product both of
+    whose factors are made here."""
+    node = graph.nodes[place]
+    readers = [graph.nodes[reader] for reader in graph.consumers(place)]
+    if node.kind != "map" or len(readers) != 1 or len(readers[0].axes) != _PRODUCT_RANK:
+        return False
+    return all(graph.tensors[access.tensor].role != "input" for access in readers[0].reads)
 
 
 def last_axes(graph: TileGraph, found: Attention) -> tuple[int, ...]:

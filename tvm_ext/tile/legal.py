@@ -263,8 +263,8 @@ def check_attention(graph: TileGraph, plan: TilePlan) -> Attention:
             raise PlanError("divide", f"plan for {node.name}: {steps} steps by {tile[-1]}")
         if prod(tile) // lanes > MAX_UNROLLED:
             raise PlanError("unroll", f"plan for {node.name}: the register tile {tile}")
-    if any(place not in (0, 1) for place in plan.staged):
-        raise PlanError("staged", f"plan: attention has no operand {max(plan.staged)} to copy")
+    if plan.staged not in found.copies:
+        raise PlanError("staged", f"plan: attention has no operands {plan.staged} to copy")
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.tir.expression import Node
-from tvm_ext.tvm_pairs import HALF, HALF_BITS, WORD
+from tvm_ext.tir.halves import dot_pairs, halves_of, paired, rounded_bits, to_half
 
 Array = Any  # numpy array or scalar of any dtype
 TRANSCENDENTAL_UNITS = 16.0
@@ -26,8 +26,9 @@ ZERO_CROSSING_UNITS = 8.0
 class Value(NamedTuple):
     """A value; a correct kernel's is within `rel * |x| + err` of it. `err` None means zero.
 
-    Where `x` is boolean, `err` is 1 where the kernel may have decided otherwise. `alt`, of values
-    that depend on no data, is what they are without intermediate rounding, if that differs.
+    Where `x` is boolean, `err` is 1 where the kernel may have decided otherwise; where it is two
+    bfloat16 in a word (`tvm_pairs.paired`), it is that of each. `alt`, of values that depend on no
+    data, is what they are without intermediate rounding, if that differs.
     """
 
     x: Array
@@ -114,20 +115,6 @@ def _dot(a: Array, b: Array) -> Array:
     return (unsigned.astype(np.int32) * signed).sum(axis=-1, dtype=np.int32)
 
 
-def _pair(words: Array) -> Array:
-    """The two halves of each word (`tvm_pairs`)."""
-    octets = np.ascontiguousarray(words).astype(WORD)[..., np.newaxis]
-    return octets.view(numpy_dtype(HALF)).astype(np.float64)
-
-
-def _dot_pairs(a: Array, b: Array) -> Array:
-    return (_pair(a) * _pair(b)).sum(axis=-1)
-
-
-def _rounded(a: Array) -> Array:
-    return np.asarray(a).astype(np.float32).astype(numpy_dtype(HALF)).view(HALF_BITS)
-
-
 def _cast(node: Node) -> Callable[[Array], Array]:
     wide = _widened(node.dtype) or (node.dynamic and is_float(node.dtype))
     target = np.dtype(np.float64) if wide else numpy_dtype(node.dtype)
@@ -161,7 +148,8 @@ _EXACT: dict[str, Callable[..., Array]] = {
     "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
     "round": np.rint, "nearbyint": np.rint, "fmod": np.fmod, "copysign": np.copysign,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
-    "popcount": _popcount, "dot": _dot, "dot_pairs": _dot_pairs, "rounded": _rounded,
+    "popcount": _popcount, "dot": _dot, "dot_pairs": dot_pairs, "rounded": rounded_bits,
+    "paired": paired,
     "likely": np.asarray,
 }  # fmt: skip
 _ROUNDED: dict[str, tuple[Callable[..., Array], float]] = {
@@ -246,8 +234,12 @@ def _bounded(
         own = numpy_dtype(node.dtype)
         return _through(lambda a, b: np.add(a, b).astype(own).astype(np.float64), args, 0.0)
     if op == "dot_pairs":
-        a, b = (arg.x for arg in args)
-        return Value(function(a, b), 0.0, unit * np.abs(_pair(a) * _pair(b)).sum(axis=-1))
+        a, b = args
+        return _dot_bounded(a, b, unit)
+    if op == "paired":
+        low, high = (_through(to_half, [arg], 0.0).err for arg in args)
+        err = low if high is None else high if low is None else np.maximum(low, high)
+        return Value(function(*(arg.x for arg in args)), 0.0, err)
     if op == "rounded":
         return _unbounded_around_zero(_through(function, args, 0.0), args[0])
     if op in _LINEAR:
@@ -292,6 +284,17 @@ def _multiply(a: Value, b: Value, unit: float) -> Value:
         other = np.abs(b.x) if b.err is None else np.abs(b.x) + b.err
         err = a.err * other if err is None else err + a.err * other
     return Value(a.x * b.x, rel, err)
+
+
+def _dot_bounded(a: Value, b: Value, unit: float) -> Value:
+    """The dot product of the halves of two words, each of which is within the word's `err`."""
+    halves = [np.abs(halves_of(one.x)) for one in (a, b)]
+    err = unit * (halves[0] * halves[1]).sum(axis=-1)
+    for one, other, of_other in ((a, b, halves[1]), (b, a, halves[0])):
+        if one.err is not None:
+            wide = of_other if other.err is None else of_other + other.err[..., np.newaxis]
+            err = err + one.err * wide.sum(axis=-1)
+    return Value(dot_pairs(a.x, b.x), 0.0, err)
 
 
 def _choose(condition: Value, then: Value, other: Value) -> Value:

@@ -123,6 +123,8 @@ def _operation(expr: Any) -> tuple[str, Sequence[Any]]:
         return "dot_pairs", tvm_pairs.operands(expr)
     if tvm_pairs.is_rounding(expr):
         return "rounded", tvm_pairs.operands(expr)
+    if tvm_pairs.is_paired(expr):
+        return "paired", tvm_pairs.operands(expr)
     if isinstance(expr, Call):
         return str(getattr(expr.op, "name", "?")).rpartition(".")[2], expr.args
     name = type(expr).__name__

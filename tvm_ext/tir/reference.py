@@ -34,6 +34,7 @@ from tvm_ext.tir.evaluate import numpy_dtype, underflow, unit_roundoff
 from tvm_ext.tir.expression import NotUnderstoodError, topological
 from tvm_ext.tir.stages import Program, read_program
 from tvm_ext.tvm_api import PrimFunc
+from tvm_ext.tvm_pairs import WORD
 
 
 class Reference:
@@ -89,6 +90,8 @@ class Reference:
                 unit = unit_roundoff(dtype)
                 tiny = max(float(np.finfo(np.float32).tiny), underflow(dtype))
                 bounds = spread + (unit * np.abs(value.x) + tiny if unit else 0.0)
+                if dtype == WORD:  # whose bits say nothing of how far their halves are from others
+                    bounds = np.where(bounds > 0, np.inf, 0.0)
                 # where the reference is not a number, neither may the kernel be one
                 bounds = np.where(np.isnan(bounds), np.where(np.isnan(value.x), 0, np.inf), bounds)
             return Points(np.asarray(value.x).astype(numpy_dtype(dtype)), bounds)

@@ -3,7 +3,7 @@
     turned; scores (biased); top; power; total; mixed; divided by total
         →
     parallel heads, or parts of their queries:
-        keys and values of the head, copied side by side (if staged)
+        keys and values of the head, copied side by side (if staged), or values put together
         blocks of queries:
             turned, by squares
             scores by register tiles (biased in registers)
@@ -48,8 +48,10 @@ def write_attention(prepared: Prepared, plan: TilePlan) -> None:
     task, block = _write_last(schedule, blocks[found.last], last_axes(prepared.graph, found), plan)
     for stage in range(found.last - 1, -1, -1):
         for own in (local.get(stage), blocks[stage]):
-            if own is not None:
+            if own is not None and stage != found.values:
                 schedule.compute_at(own, block, preserve_unit_loops=True)
+    if found.values is not None:
+        copies.append(blocks[found.values])
     for copy in copies:
         schedule.compute_at(copy, task, preserve_unit_loops=True)
         vectorise_last(schedule, schedule.get_loops(copy)[-1], lanes)

@@ -45,7 +45,7 @@ def drawn(name: str) -> list[np.ndarray]:
 
 
 def wanted(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: Any = 0.0) -> np.ndarray:
-    """With scaled queries and weights rounded as kernels do."""
+    """With scaled queries and weights rounded as kernels do, but for their own exponential."""
     shared = q.shape[2] // k.shape[2]
     k, v = (one.astype(np.float64).repeat(shared, axis=2) for one in (k, v))
     scaled = (q.astype(np.float32) * np.float32(SCALE)).astype(HALF).astype(np.float64)
@@ -55,14 +55,16 @@ def wanted(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: Any = 0.0) -> np.n
     return np.einsum("bhij,bjhe->bihe", power / power.sum(-1, keepdims=True), v)
 
 
-def program(given: list[np.ndarray], bias: np.ndarray | None = None) -> PrimFunc:
+def program(
+    given: list[np.ndarray], bias: np.ndarray | None = None, guarded: bool = False
+) -> PrimFunc:
     """The function of arrays as `as_words` gives them, and of a bias with keys first."""
     operands = [
         te.placeholder(one.shape, str(one.dtype), n) for one, n in zip(given, "qkv", strict=True)
     ]
     added = [] if bias is None else [te.placeholder(bias.shape, "float32", "bias")]
     columns = padded_queries(given[0].shape[1], HOST.lanes(4))
-    made = attention_pairs(*operands, added[0] if added else None, SCALE, columns)
+    made = attention_pairs(*operands, added[0] if added else None, SCALE, guarded, columns)
     return te.create_prim_func([*operands, *added, made])
 
 
@@ -99,11 +101,32 @@ def test_equals_its_definition(name: str, biased: bool) -> None:
     points = reference.points(arguments, 0, np.arange(y.size))
     for plan in plans:
         found = result(func, plan, arguments, y.shape)
-        # a weight whose rounding is in doubt may be its neighbour, 2^-8 away
+        # a weight may be the neighbour of that of an exact exponential, 2^-8 away
         np.testing.assert_allclose(found, y, rtol=0, atol=2**-8 * np.abs(y).max())
-        assert np.median(np.abs(found - y)) < 1e-6 * np.abs(y).max()
+        assert np.median(np.abs(found - y)) < 2**-10 * np.abs(y).max()
         assert (np.abs(found.reshape(-1) - points.values) <= points.bounds).all()
     assert np.median(points.bounds) < 1e-4 * np.abs(y).max()
+
+
+def test_a_query_without_keys_gives_zeros_if_guarded() -> None:
+    q, k, v = drawn("prime")
+    columns = padded_queries(q.shape[1], HOST.lanes(4))
+    bias = np.zeros((1, 1, k.shape[1], columns), np.float32)
+    bias[..., 3] = -np.inf
+    bias[:, :, 7, 5] = np.nan
+    bias[:, :, ::2, 6] = -np.inf
+    arguments = [*as_words(q, k, v), bias]
+    with np.errstate(invalid="ignore"):
+        y = wanted(q, k, v, bias[..., : q.shape[1]].swapaxes(2, 3))
+    assert np.isnan(y[:, [3, 5]]).all()
+    for guarded in (False, True):
+        func = program(arguments[:3], bias, guarded)
+        prepared = prepare(func)
+        assert prepared is not None
+        plan = pick(prepared.graph, HOST, 1)[0].plan
+        found = result(func, plan, arguments, y.shape)
+        kept = np.nan_to_num(y) if guarded else y
+        np.testing.assert_allclose(found, kept, rtol=0, atol=2**-8 * np.nanmax(np.abs(y)))
 
 
 def test_copies_of_keys_alone_are_a_choice() -> None:
@@ -126,9 +149,10 @@ def test_data_of_trials_are_halves() -> None:
     assert (q.dtype, v.dtype) == (np.uint32, np.uint16)
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("words", [32, 33])
-def test_a_layer_attends_in_halves(words: int, added: bool) -> None:
+def test_a_layer_attends_in_halves(words: int, added: bool, guarded: bool) -> None:
     """Projections of one tensor, attention, and a product of what comes of it, or a sum."""
     heads, width = 4, 64
     rng = np.random.default_rng(5)
@@ -148,7 +172,9 @@ def test_a_layer_attends_in_halves(words: int, added: bool) -> None:
         helper.make_node("MatMul", ["qt", "kt"], ["s"]),
         helper.make_node("Mul", ["s", "scale"], ["ss"]),
         helper.make_node("Softmax", ["ss"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "vt"], ["o"]),
+        helper.make_node("IsNaN", ["p"], ["none"]),
+        helper.make_node("Where", ["none", "zero", "p"], ["pg"]),
+        helper.make_node("MatMul", ["pg" if guarded else "p", "vt"], ["o"]),
         helper.make_node("Transpose", ["o"], ["ot"], perm=(0, 2, 1, 3)),
         helper.make_node("Reshape", ["ot", "flat"], ["of"]),
         helper.make_node(*(["Add", ["of", "x"]] if added else ["MatMul", ["of", "wo"]]), ["y"]),
@@ -156,6 +182,7 @@ def test_a_layer_attends_in_halves(words: int, added: bool) -> None:
     constants = weights | {
         "heads": shape,
         "flat": np.array([1, words, width]),
+        "zero": np.zeros((), np.float32),
         "scale": np.array((width // heads) ** -0.5, np.float32),
     }
     graph = helper.make_graph(

@@ -14,10 +14,11 @@ import pytest
 from scipy import special
 
 from tvm_ext import passes
+from tvm_ext.compute.maths import exp_to_half
 from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.planner import plan_task
-from tvm_ext.tvm_api import Target, relax, tvm
+from tvm_ext.tvm_api import Target, relax, te, tvm
 
 op, nn = relax.op, relax.op.nn
 MACHINES = ("cpu", "cpu/x86-sse")
@@ -142,6 +143,20 @@ def test_function_is_within_its_bound(name: str, machine: str) -> None:
             size = np.clip(np.abs(exact), TINY, np.finfo(np.float32).max).astype(np.float32)
             bound = function.ulps * np.spacing(size).astype(np.float64)
         assert_within(got, exact, bound, x)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_exponential_to_be_rounded_is_within_its_bound(machine: str) -> None:
+    x = -np.abs(sweep())
+
+    def of_each(x: Any) -> Any:
+        made = relax.BlockBuilder.current()
+        return made.call_te(lambda t: te.compute(t.shape, lambda i: exp_to_half(t[i])), x)
+
+    got = call(of_each, machine, x)
+    with np.errstate(all="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    assert_within(got, exact, 2.0**-13 * exact, x)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

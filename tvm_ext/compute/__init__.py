@@ -7,6 +7,7 @@
   byte_products  dense and conv of bytes, exact in integers;  byte_weights: floats by bytes
   half_products  dense and conv of bfloat16, in pairs
   attention  a softmax between two products, queries in vectors;  open_attention: of any lengths
+  half_attention  of bfloat16, in pairs
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   arg       argmax and argmin as two reductions

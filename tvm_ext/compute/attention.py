@@ -98,7 +98,9 @@ def scores_of(k: Tensor, turned: Tensor, keys: int, product: Callable[[Any, Any]
     )
 
 
-def weight_of(scores: Tensor, bias: Tensor | None, known: int) -> Callable[..., Any]:
+def weight_of(
+    scores: Tensor, bias: Tensor | None, known: int, exp: Callable[[Any], Any] = maths.exp
+) -> Callable[..., Any]:
     """What a value counts before all are divided by their sum: a function of batch, head, key and
     query. A key beyond the `known` ones counts nothing."""
     batch, heads, keys, columns = (int(extent) for extent in scores.shape)
@@ -111,7 +113,7 @@ def weight_of(scores: Tensor, bias: Tensor | None, known: int) -> Callable[..., 
     )
 
     def weight(b: Any, h: Any, j: Any, i: Any) -> Any:
-        power = maths.exp(biased[b, h, j, i] - top[b, h, i])
+        power = exp(biased[b, h, j, i] - top[b, h, i])
         zero = tirx.const(0.0, "float32")
         return power if keys == known else tirx.Select(j < known, power, zero)
 

@@ -18,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvm_ext.compute import maths
 from tvm_ext.compute.attention import keys_of, mean_of, or_last, scores_of, weight_of
 from tvm_ext.compute.blocking import padded
 from tvm_ext.tvm_api import opaque, te, tirx
@@ -29,7 +30,13 @@ ONES = int(np.ones(PAIR, getattr(ml_dtypes, HALF)).view(WORD)[0])
 
 
 def attention_pairs(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, columns: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    guarded: bool,
+    columns: int,
 ) -> Tensor:
     """q uint32 [B, I, H, D/2], k uint32 [B, J, G, D/2], v uint16 [B, J, G, E]  →  float32
     [B, I, H, E]; the rest as in `attention`."""
@@ -43,7 +50,7 @@ def attention_pairs(
         return paired(*(half(query, place) * factor for place in range(PAIR)))
 
     turned = te.compute((batch, heads, depth, columns), turn, name="turned")
-    weight = weight_of(scores_of(k, turned, known, dot_pairs), bias, known)
+    weight = weight_of(scores_of(k, turned, known, dot_pairs), bias, known, maths.exp_to_half)
     words = keys // PAIR
 
     def weights(b: Any, h: Any, j: Any, i: Any) -> Any:
@@ -71,4 +78,4 @@ def attention_pairs(
         lambda b, h, e, i: te.sum(dot_pairs(values[b, own(h), r, e], power[b, h, r, i]), axis=r),
         name="mixed",
     )
-    return mean_of(mixed, total, queries, False)
+    return mean_of(mixed, total, queries, guarded)

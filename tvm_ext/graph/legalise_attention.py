@@ -15,6 +15,8 @@ from tvm_ext.compute.open_attention import OPEN, SPARE_ROWS, by_positions
 from tvm_ext.graph.legalise_norm import STANDS_ALONE, static_shape
 from tvm_ext.tvm_api import constant, constant_array, relax, tirx
 
+GUARDED = "tvm_ext.guarded_attention"
+"""Attribute of a kernel of static attention that guards against queries without keys: the scale."""
 ATTENTION = ("relax.nn.attention", "relax.nn.attention_bias")
 
 
@@ -67,6 +69,8 @@ def attention_call(
     queries, keys = (int(operands[place].ty.shape[1 + heads_first[place]]) for place in (0, 1))
     columns = queries if is_open else padded_queries(queries, lanes)
     attrs: dict[str, Any] = dict(STANDS_ALONE)
+    if guarded and not is_open:
+        attrs[GUARDED] = tirx.FloatImm("float64", scale)
     if is_open:
         attrs[OPEN] = [tirx.FloatImm("float64", scale), guarded, *heads_first]
     spare = 0

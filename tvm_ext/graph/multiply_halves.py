@@ -38,7 +38,7 @@ from tvm_ext.compute.half_products import (
     planes_in_pairs,
 )
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.legalise_attention import ATTENTION, biases_by_keys, static_attention
+from tvm_ext.graph.legalise_attention import ATTENTION, GUARDED, biases_by_keys, static_attention
 from tvm_ext.graph.legalise_byte_weights import by_bytes
 from tvm_ext.graph.legalise_conv import (
     CONVOLUTIONS,
@@ -126,6 +126,8 @@ class _Rewriter(relax.PyExprMutator):
             return self._transposed(call)
         if op_name(call) in ATTENTION:
             return self._attention(call)
+        if op_name(call) == "relax.call_tir":
+            return self._guarded(call)
         return self._convolution(call) if op_name(call) in CONVOLUTIONS else call
 
     def _product(self, call: Any) -> Any:
@@ -208,22 +210,41 @@ class _Rewriter(relax.PyExprMutator):
     def _attention(self, call: Any) -> Any:
         """Both products of attention between tensors that a run makes."""
         known = static_attention(call)
+        if known is None or not self._attends(known.operands):
+            return call
+        columns = padded_queries(int(known.operands[0].ty.shape[1]), self._lanes)
+        biases = biases_by_keys(self.builder_, known.bias, columns)
+        return self._attention_pairs(known.operands, biases, known.scale)
+
+    def _guarded(self, call: Any) -> Any:
+        """Attention that `FuseAttention` has made a kernel of."""
+        scale = (self.builder_.get()[call.args[0]].attrs or {}).get(GUARDED)
+        if scale is None or not self._attends(call.args[1].fields[:3]):
+            return call
+        q, k, v, *biases = call.args[1].fields
+        return self._attention_pairs((q, k, v), biases, float(scale.value), guarded=True)
+
+    def _attends(self, operands: Sequence[Any]) -> bool:
+        """Whether heads are of whole pairs, and the machine's vectors faster in bfloat16."""
         peaks = self._options.hardware.peak_gflops
-        if known is None or peaks.get(HALF, 0.0) < WORTH * peaks["float32"]:
-            return call
-        q, k, v = known.operands
-        if int(q.ty.shape[3]) % PAIR:
-            return call
-        operands = [self._words(q), self._words(k), self._rounded(v, MOVES | {SLICE})]
+        faster = peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
+        return faster and int(operands[0].ty.shape[3]) % PAIR == 0
+
+    def _attention_pairs(
+        self, operands: Sequence[Any], biases: Sequence[Any], scale: float, guarded: bool = False
+    ) -> Any:
+        q, k, v = operands
         columns = padded_queries(int(q.ty.shape[1]), self._lanes)
 
         def body(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-            return attention_pairs(q, k, v, bias[0] if bias else None, known.scale, columns)
+            return attention_pairs(q, k, v, bias[0] if bias else None, scale, guarded, columns)
 
         return self.builder_.call_te(
             body,
-            *operands,
-            *biases_by_keys(self.builder_, known.bias, columns),
+            self._words(q),
+            self._words(k),
+            self._rounded(v, MOVES | {SLICE}),
+            *biases,
             primfunc_name_hint="attention_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
         )

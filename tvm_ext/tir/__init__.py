@@ -11,7 +11,7 @@ write       a plan to a schedule, one rule a file: write_tile, write_attention, 
 symbolic    extents that are not known: kernels as loops over tiles of known ones
 generalise  kernels of one plan for several numbers as one for any
 signature   what a function computes, independent of names
-reference   what it should compute, in numpy (stages, expression, demand, evaluate)
+reference   what it should compute, in numpy (stages, expression, demand, evaluate, halves)
 compare     which elements to check, and whether a kernel's are close enough
 """
 

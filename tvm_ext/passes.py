@@ -43,6 +43,7 @@ from tvm_ext.graph.multiply_bytes import MultiplyBytes
 from tvm_ext.graph.multiply_halves import MultiplyHalves, Precision
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
+from tvm_ext.graph.pool_squares import PoolSquares
 from tvm_ext.graph.quantise_early import QuantiseEarly
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.share import Share
@@ -95,6 +96,7 @@ __all__ = [
     "Normalise",
     "Plan",
     "PlanMemory",
+    "PoolSquares",
     "QuantiseEarly",
     "ReadPlanes",
     "Share",
@@ -135,6 +137,7 @@ def graph_passes(
         cold_us=None if extent else partial(cold_us, hw=hardware),
         can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
     )
+    pooled = [] if extent else [PoolSquares()]
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
     widened = [] if hardware.kind == "cuda" else [Widen()]
@@ -165,6 +168,7 @@ def graph_passes(
         KeepBytes(),
         LookUpBytes(hardware),
         AddBytes(hardware),
+        *pooled,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extent=extent),

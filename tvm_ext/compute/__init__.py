@@ -10,6 +10,7 @@
   half_attention  of bfloat16, in pairs
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
+  mean_squares  over windows
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
   power     x**y;  trigonometry: sine and cosine;  inverse: arc and hyperbolic functions

@@ -3,6 +3,7 @@
 rewrite:
     Tanh(Softplus(x))      =>   e (e + 2) / (e (e + 2) + 2),   e = exp(x)
     LpNormalization(x)     =>   x / Sqrt(ReduceSum(x x)), or ReduceSum(Abs(x)); 0 where that is 0
+    LRN(x)                 =>   x / (bias + alpha AveragePool(x x))^beta, over volumes of channels
     Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
     GridSample(x, grid)    =>   GridSample(x, Cast(grid)), of a grid of doubles
@@ -63,6 +64,44 @@ def _divided(op: Any, x: ir.Value, y: ir.Value) -> Any:
     summed = op.ReduceSum(op.Abs(x) if manhattan else op.Mul(x, x), axes, keepdims=1)
     norm = summed if manhattan else op.Sqrt(summed)
     return op.Div(x, op.Where(op.Equal(norm, zero), one, norm))
+
+
+def _lrn(op: Any, x: Any) -> Any:
+    return op.LRN(x, _outputs=["y"])
+
+
+def _is_float_of_channels(_: Any, x: ir.Value, **__: Any) -> bool:
+    return x.dtype == ir.DataType.FLOAT and x.shape is not None and len(x.shape) > 1
+
+
+def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
+    """TVM's importer takes an even number of channels for one more."""
+    node = y.producer()
+    assert node is not None
+    assert x.shape is not None
+    size = node.attributes.get_int("size", 1)
+
+    def number(name: str, default: float) -> Any:
+        value = node.attributes.get_float(name, default)
+        return constant(op, f"{y.name}_{name}", np.float32(value))
+
+    def reshape(value: Any, name: str, *shape: int) -> Any:
+        return op.Reshape(value, constant(op, f"{y.name}_{name}", np.array(shape, np.int64)))
+
+    image = len(x.shape) == 4
+    deep = constant(op, f"{y.name}_deep", np.array([1], np.int64))
+    squares = op.Mul(x, x) if image else op.Mul(*[reshape(x, "planes", 0, 0, -1, 1)] * 2)
+    before, after = (size - 1) // 2, size // 2
+    pooled = op.AveragePool(
+        op.Unsqueeze(squares, deep),
+        kernel_shape=[size, 1, 1],
+        pads=[before, 0, 0, after, 0, 0],
+        count_include_pad=1,
+    )
+    means = op.Squeeze(pooled, deep) if size > 1 else squares
+    scale = op.Add(op.Mul(means, number("alpha", 1e-4)), number("bias", 1.0))
+    power = op.Pow(scale, number("beta", 0.75))
+    return op.Div(x, power if image else op.Reshape(power, op.Shape(x)))
 
 
 def _col2im(op: Any, x: Any, image: Any, block: Any) -> Any:
@@ -335,6 +374,7 @@ def constant(op: Any, name: str, value: Any) -> ir.Value:
 rules = (
     RewriteRule(_tanh_of_softplus, _rational, _is_float, name="TanhOfSoftplus"),
     RewriteRule(_lp_normalization, _divided, _is_float, name="LpNormalization"),
+    RewriteRule(_lrn, _by_neighbours, _is_float_of_channels, name="Lrn"),
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),

@@ -71,37 +71,35 @@ def _lrn(op: Any, x: Any) -> Any:
 
 
 def _is_float_of_channels(_: Any, x: ir.Value, **__: Any) -> bool:
-    return x.dtype == ir.DataType.FLOAT and x.shape is not None and len(x.shape) > 1
+    extents = list(x.shape or ())[1:]
+    known = bool(extents) and all(isinstance(extent, int) for extent in extents)
+    return x.dtype == ir.DataType.FLOAT and known
 
 
 def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
     """TVM's importer takes an even number of channels for one more."""
     node = y.producer()
     assert node is not None
-    assert x.shape is not None
     size = node.attributes.get_int("size", 1)
+    channels, *places = (n for n in list(x.shape or ())[1:] if isinstance(n, int))
+    plane = places if len(places) == 2 else [prod(places), 1]
 
     def number(name: str, default: float) -> Any:
         value = node.attributes.get_float(name, default)
         return constant(op, f"{y.name}_{name}", np.float32(value))
 
     def reshape(value: Any, name: str, *shape: int) -> Any:
-        return op.Reshape(value, constant(op, f"{y.name}_{name}", np.array(shape, np.int64)))
+        return op.Reshape(value, constant(op, f"{y.name}_{name}", np.array([0, *shape], np.int64)))
 
-    image = len(x.shape) == 4
-    deep = constant(op, f"{y.name}_deep", np.array([1], np.int64))
-    squares = op.Mul(x, x) if image else op.Mul(*[reshape(x, "planes", 0, 0, -1, 1)] * 2)
-    before, after = (size - 1) // 2, size // 2
     pooled = op.AveragePool(
-        op.Unsqueeze(squares, deep),
+        reshape(op.Mul(x, x), "deep", 1, channels, *plane),
         kernel_shape=[size, 1, 1],
-        pads=[before, 0, 0, after, 0, 0],
+        pads=[(size - 1) // 2, 0, 0, size // 2, 0, 0],
         count_include_pad=1,
     )
-    means = op.Squeeze(pooled, deep) if size > 1 else squares
+    means = reshape(pooled, "flat", channels, *places)
     scale = op.Add(op.Mul(means, number("alpha", 1e-4)), number("bias", 1.0))
-    power = op.Pow(scale, number("beta", 0.75))
-    return op.Div(x, power if image else op.Reshape(power, op.Shape(x)))
+    return op.Div(x, op.Pow(scale, number("beta", 0.75)))
 
 
 def _col2im(op: Any, x: Any, image: Any, block: Any) -> Any:

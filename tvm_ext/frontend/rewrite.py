@@ -25,10 +25,11 @@ def rewrite(model: ir.Model) -> bool:
     from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
-    from tvm_ext.frontend import fourier, readable, restate, tensor_scatter
+    from tvm_ext.frontend import as_meant, fourier, readable, restate, tensor_scatter
 
     chosen = (
         *restate.rules,
+        *as_meant.rules,
         *fourier.rules,
         *tensor_scatter.rules,
         *readable.rules,
@@ -57,7 +58,6 @@ def rewrite(model: ir.Model) -> bool:
         rules.unsqueeze_unsqueeze_rule,
         rules.squeeze_reshape_1d_rule,
         rules.no_op_dynamic_scatter_nd_rule,
-        rules.no_op_static_scatter_nd_rule,
         rules.normalize_pad_format_conv_rule,
         rules.fuse_pad_into_conv_rule,
         rules.fuse_batchnorm_into_conv_rule,

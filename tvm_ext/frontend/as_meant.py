@@ -1,0 +1,141 @@
+"""Operators as ONNX means them, where TVM's importer takes them for something else.
+
+rewrite:
+    MaxPool(x), auto_pad=SAME_*       =>  MaxPool(x), pads            so AveragePool, LpPool
+    ReduceSumSquare(x) over no axes   =>  Mul(x, x)                   so the others, each for itself
+    ScatterElements(x, i, u), u less  =>  ScatterND(x, j, u)          j: all coordinates of each
+    than x along another axis
+
+The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, and the third
+went to other rows. onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one
+that adds for one that replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.rewriter.pattern import RewriteRule
+
+from tvm_ext.frontend.restate import constant
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+ALONE: dict[str, Callable[[Any, Any], Any]] = {
+    "ReduceSumSquare": lambda op, x: op.Mul(x, x),
+    "ReduceLogSum": lambda op, x: op.Log(x),
+    **dict.fromkeys(("ReduceL1", "ReduceL2"), lambda op, x: op.Abs(x)),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp"),
+        lambda op, x: op.Identity(x),
+    ),
+}
+"""What a reduction makes of one element."""
+
+
+def _known(x: ir.Value, first: int = 0) -> list[int]:
+    """The extents from an axis on, if all are numbers."""
+    extents = list(x.shape or ())[first:]
+    numbers = [extent for extent in extents if isinstance(extent, int)]
+    return numbers if len(numbers) == len(extents) else []
+
+
+def _node(y: ir.Value) -> ir.Node:
+    node = y.producer()
+    assert node is not None
+    return node
+
+
+def _pool(name: str, op: Any, x: Any) -> Any:
+    return getattr(op, name)(x, _outputs=["y"])
+
+
+def _pads_itself(_: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
+    node = _node(y)
+    same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
+    return same and len(node.outputs) == 1 and bool(_known(x, 2))
+
+
+def _padded(name: str, op: Any, x: ir.Value, y: ir.Value) -> Any:
+    """As many outputs as strides begin, and an odd zero before or behind the rest."""
+    given, extents = dict(_node(y).attributes), _known(x, 2)
+    lower = given.pop("auto_pad").as_string() == "SAME_LOWER"
+    given.pop("pads", None)
+    rank = len(extents)
+    sizes, strides, dilations = (
+        list(given[key].as_ints()) if key in given else [1] * rank
+        for key in ("kernel_shape", "strides", "dilations")
+    )
+    before, after = [], []
+    for axis, extent in enumerate(extents):
+        reach = dilations[axis] * (sizes[axis] - 1) + 1
+        missing = (-(-extent // strides[axis]) - 1) * strides[axis] + reach - extent
+        less, more = max(0, missing) // 2, -(-max(0, missing) // 2)
+        before.append(more if lower else less)
+        after.append(less if lower else more)
+    kept = {key: attribute.value for key, attribute in given.items() if key != "ceil_mode"}
+    return getattr(op, name)(x, pads=[*before, *after], **kept)
+
+
+def _reduction(name: str, op: Any, x: Any) -> Any:
+    return getattr(op, name)(x, _allow_other_inputs=True, _outputs=["y"])
+
+
+def _over_nothing(_: Any, y: ir.Value, **__: Any) -> bool:
+    node = _node(y)
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    known = axes is None or (axes.const_value is not None and not axes.const_value.size)
+    return known and node.attributes.get_int("noop_with_empty_axes", 0) == 1
+
+
+def _each_alone(name: str, op: Any, x: Any, **_: Any) -> Any:
+    return ALONE[name](op, x)
+
+
+def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
+    return op.ScatterElements(x, indices, updates, _outputs=["y"])
+
+
+def _axis(x: ir.Value, y: ir.Value) -> int:
+    return _node(y).attributes.get_int("axis", 0) % len(_known(x))
+
+
+def _is_less(_: Any, x: ir.Value, indices: ir.Value, y: ir.Value, **__: Any) -> bool:
+    whole, part = _known(x), _known(indices)
+    if not whole or len(whole) != len(part):
+        return False
+    axis = _axis(x, y)
+    return any(part[other] != extent for other, extent in enumerate(whole) if other != axis)
+
+
+def _by_coordinates(op: Any, x: Any, indices: Any, updates: Any, y: ir.Value) -> Any:
+    axis, whole, part = _axis(x, y), _known(x), _known(indices)
+
+    def number(name: str, value: Any) -> Any:
+        return constant(op, f"{y.name}_{name}", np.array(value, np.int64))
+
+    index = op.Cast(indices, to=ir.DataType.INT64.value)
+    negative = op.Less(index, number("zero", 0))
+    index = op.Where(negative, op.Add(index, number("extent", whole[axis])), index)
+    places = np.indices(part)[..., np.newaxis]
+    parts = [
+        op.Reshape(index, number("column", [*part, 1]))
+        if other == axis
+        else number(f"places{other}", places[other])
+        for other in range(len(part))
+    ]
+    how = _node(y).attributes.get_string("reduction", "none")
+    return op.ScatterND(x, op.Concat(*parts, axis=len(part)), updates, reduction=how)
+
+
+rules = (
+    *(RewriteRule(partial(_pool, n), partial(_padded, n), _pads_itself, name=n) for n in POOLS),
+    *(
+        RewriteRule(partial(_reduction, n), partial(_each_alone, n), _over_nothing, name=n)
+        for n in ALONE
+    ),
+    RewriteRule(_scatter, _by_coordinates, _is_less, name="ScatterOfLess"),
+)

@@ -26,7 +26,8 @@ def recurrent(
     bias: bool = True,
     start: bool = False,
     peepholes: bool = False,
-    lengths: int | None = None,
+    lengths: tuple[int, ...] = (),
+    as_input: bool = False,
     **attributes: Any,
 ) -> onnx.ModelProto:
     """A model of one layer; all its outputs are the model's."""
@@ -42,8 +43,8 @@ def recurrent(
     names = ["x", "w", "r", *[""] * 5]
     if bias:
         names[3], constants["b"] = "b", weight(2 * size)
-    if lengths is not None:
-        names[4], constants["n"] = "n", np.full(BATCH, lengths, np.int32)
+    if lengths:
+        names[4], constants["n"] = "n", np.array(lengths, np.int32)
     state = (BATCH, ways, HIDDEN) if first else (ways, BATCH, HIDDEN)
     inputs = [value("x", *((BATCH, steps) if first else (steps, BATCH)), INPUTS)]
     for place, name in ((5, "h"), (6, "c")) if start else ():
@@ -52,6 +53,9 @@ def recurrent(
             inputs.append(value(name, *state))
     if peepholes:
         names[7], constants["p"] = "p", weight(3 * HIDDEN)
+    if as_input:
+        inputs.append(value("n", BATCH, dtype=onnx.TensorProto.INT32))
+        constants.pop("n")
     while not names[-1]:
         names.pop()
     outputs = ["y", "last", "cell"][: 3 if op == "LSTM" else 2]
@@ -67,7 +71,10 @@ CASES: dict[str, dict[str, Any]] = {
     "both ways": {"direction": "bidirectional", "start": True},
     "one step": {"steps": 1, "start": True},
     "clipped": {"clip": 0.3},
-    "full lengths": {"lengths": STEPS},
+    "full lengths": {"lengths": (STEPS, STEPS)},
+    "lengths": {"lengths": (2, 4), "start": True},
+    "lengths, reverse": {"lengths": (4, 1), "direction": "reverse", "start": True},
+    "lengths, both ways": {"lengths": (3, 5), "direction": "bidirectional"},
 }
 OF_ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "peepholes": ("LSTM", {"peepholes": True, "start": True}),
@@ -114,6 +121,21 @@ def test_directions_one_after_another(op: str, monkeypatch: pytest.MonkeyPatch) 
     assert_right(recurrent(op, direction="bidirectional", start=True))
 
 
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("op", GATES)
+def test_lengths_that_a_run_says(op: str, joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not joint:
+        monkeypatch.setattr("tvm_ext.frontend.unroll.JOINT_BYTES", 0)
+    options: dict[str, Any] = {"direction": "bidirectional", "start": True}
+    model = recurrent(op, lengths=(1, 1), as_input=True, **options)
+    compiled = tvm_ext.compile(model)
+    inputs = random_inputs(model)
+    for lengths in ((1, STEPS), (STEPS, 3), (2, 2)):
+        inputs["n"] = np.array(lengths, np.int32)
+        for ours, theirs in zip(compiled(inputs), run_plainly(model, inputs), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6 * np.abs(theirs).max())
+
+
 @pytest.mark.parametrize("op", GATES)
 def test_batches_first(op: str) -> None:
     """ONNX Runtime has no such layers: one is compared with that of turned inputs."""
@@ -158,7 +180,6 @@ def test_steps_share_their_kernels() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"lengths": STEPS - 1},
         {"activations": ["Affine", "Tanh", "Tanh"], "activation_alpha": [2.0]},
         {"steps": 5000},
     ],

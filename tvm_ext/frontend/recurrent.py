@@ -27,6 +27,8 @@ class Layer:
     x: ir.Value
     """[steps, batch, inputs], or [batch, steps, inputs] if `batch_first`."""
     steps: int
+    lengths: ir.Value | None
+    """How many steps each sequence of the batch has, [batch] int32; None if all have `steps`."""
     batch: int
     hidden: int
     weights: np.ndarray
@@ -69,12 +71,12 @@ def read_layer(node: ir.Node) -> Layer | None:
         return None
     hidden, size = recurrent.shape[2], GATES[op] * recurrent.shape[2]
     bias, lengths, peepholes = (constant_of(inputs[place]) for place in (3, 4, 7))
-    unknown = any(
+    if any(
         value is not None and known is None
-        for value, known in ((inputs[3], bias), (inputs[4], lengths), (inputs[7], peepholes))
-    )
-    if unknown or (lengths is not None and (lengths != steps).any()):
+        for value, known in ((inputs[3], bias), (inputs[7], peepholes))
+    ):
         return None
+    all_steps = lengths is not None and bool((lengths == steps).all())
     names = _texts(node, "activations") or ACTIVATIONS[op] * len(reverse)
     options = {"activation_alpha", "activation_beta"} & set(node.attributes)
     if options or any(name not in OPERATORS for name in names):
@@ -87,6 +89,7 @@ def read_layer(node: ir.Node) -> Layer | None:
         op=op,
         x=x,
         steps=steps,
+        lengths=None if all_steps else inputs[4],
         batch=batch,
         hidden=hidden,
         weights=weights,

@@ -9,7 +9,8 @@ rewrite:
                               Y = concat(every h)
 
 Steps are equal, so they share their kernels: a long sequence takes longer to import, hardly to
-compile. What depends on data, lengths of sequences, cannot be unrolled and is left as it is.
+compile. Where sequences of a batch have lengths of their own, which data may say, a step keeps the
+state of those that it is not a part of, and writes zeros for them.
 """
 
 from __future__ import annotations
@@ -141,20 +142,42 @@ class _Run:
         states = [state] * layer.steps
         order = range(layer.steps)
         alone = ways == 1 and layer.reverse[self.places[0]]
+        within = None if layer.lengths is None else self._within(layer.lengths)
+
+        def at(values: ir.Value, t: int) -> ir.Value:
+            if layer.steps == 1:
+                return values
+            # an index is an operand, and the kernel the same for all
+            return w("Gather", values, w.constant(np.array([t], np.int64)), axis=0)
+
         for t in reversed(order) if alone else order:
-            given = projected
-            if layer.steps > 1:  # an index is an operand, and the kernel the same for all
-                given = w("Gather", projected, w.constant(np.array([t], np.int64)), axis=0)
+            given = at(projected, t)
             if ways > 1:
                 given = w.shaped(given, (ways, layer.batch, size))
+            before, held = state, cell
             state, cell = step(given, state, cell)
             states[t] = state
+            if within is not None:
+                part = w.shaped(at(within, t), (ways, layer.batch, 1))
+                states[t] = w("Where", part, state, self._number(0))
+                state, cell = w("Where", part, state, before), w("Where", part, cell, held)
         y = states[0] if layer.steps == 1 else w("Concat", *states, axis=0)
         y = w.shaped(y, (layer.steps, ways, layer.batch, layer.hidden))
         if ways > 1:
             parts = [w.part(y, 1, place, place + 1) for place in self.places]
             y = w("Concat", *map(self._in_order, parts, self.places), axis=1)
         return (y, state, cell) if layer.op == "LSTM" else (y, state)
+
+    def _within(self, lengths: ir.Value) -> ir.Value:
+        """Whether each step is one of each sequence, [steps, directions, batch, 1]."""
+        w, count = self.write, self.layer.steps
+        joint = len(self.places) > 1
+        times = [
+            np.arange(count)[:: -1 if joint and self.layer.reverse[place] else 1]
+            for place in self.places
+        ]
+        places = np.stack(times, axis=1)[..., np.newaxis, np.newaxis].astype(np.int32)
+        return w("Less", w.constant(places), w.shaped(lengths, (1, 1, self.layer.batch, 1)))
 
     def _projected(self, x: ir.Value) -> ir.Value:
         """The inputs' products [steps, directions * batch, gates * hidden], in the order in which

@@ -24,6 +24,7 @@ from tvm_ext.tile.classify import (
     split_axis,
     transform_chain,
 )
+from tvm_ext.tile.cut import cut
 from tvm_ext.tile.fuse import epilogue_of, tiles_of_row
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
@@ -192,8 +193,8 @@ def check_chunk(graph: TileGraph, node: TileNode, plan: TilePlan) -> None:
 
 def check_tails(node: TileNode, core: Tile, register: Tile) -> None:
     """Raises PlanError for tails that would need loops of their own inside others'."""
-    cut = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
-    if len(cut) > 1 and any(cut):
+    tails = [a.extent % c for a, c in zip(node.axes, core.extents, strict=True) if c < a.extent]
+    if len(tails) > 1 and any(tails):
         raise PlanError("tail", f"plan for {node.name}: {core.extents} leaves tails on two axes")
     for axis, c, r in zip(node.axes, core.extents, register.extents, strict=True):
         if axis.kind == "space" and axis.extent % c % r:
@@ -286,7 +287,15 @@ def row_count(graph: TileGraph, plan: TilePlan) -> int:
 
 def check_rows(graph: TileGraph, plan: TilePlan) -> int:
     """How many leading axes of the anchor count rows. Raises PlanError unless the core tile is
-    whole rows, which those stages share that write results, if there are several."""
+    whole rows, which those stages share that write results, if there are several: of a group that
+    is cut into pieces those of the plan's own."""
+    pieces = cut(graph) if len(graph.results) > 1 else ()
+    if len(pieces) > 1:
+        own = next(piece for piece in pieces if plan.anchor in piece.stages)
+        try:
+            graph, plan = own.graph, own.inside(plan)
+        except KeyError:
+            raise PlanError("attach", "plan: rows of stages that are in several pieces") from None
     rows = row_count(graph, plan)
     if len(graph.results) > 1:
         inside = {plan.anchor, *(entry.stage for entry in plan.attach if entry.level == "core")}
@@ -301,14 +310,14 @@ def check_strips(graph: TileGraph, plan: TilePlan) -> Strip:
     """The strips of the plan. Raises PlanError for a group without rows that all stages share, for
     strips that are not equal, and for plans of other pieces."""
     core = plan.at("core")
-    cut = strip(graph, core)
-    if cut is None or plan.anchor != len(graph.nodes) - 1:
+    strips = strip(graph, core)
+    if strips is None or plan.anchor != len(graph.nodes) - 1:
         raise PlanError(
             "rows", f"plan: core tile {core.extents} is no strip of rows that all share"
         )
-    if len(plan.also) != len(cut.pieces):
-        raise PlanError("attach", f"plan: {len(plan.also)} plans for {len(cut.pieces)} pieces")
-    for piece, part in zip(cut.pieces, plan.also, strict=True):
+    if len(plan.also) != len(strips.pieces):
+        raise PlanError("attach", f"plan: {len(plan.also)} plans for {len(strips.pieces)} pieces")
+    for piece, part in zip(strips.pieces, plan.also, strict=True):
         if part.rule not in PIECE_RULES or part.parallel:
             raise PlanError("rule", f"plan: a piece of a strip by {part.rule}")
         try:
@@ -321,7 +330,7 @@ def check_strips(graph: TileGraph, plan: TilePlan) -> Strip:
             raise PlanError("tail", f"plan: stage {part.anchor} of a strip leaves a tail")
         if chunk_of(node, inside) is not None:
             raise PlanError("chunk", f"plan: stage {part.anchor} of a strip in chunks")
-    return cut
+    return strips
 
 
 def _has_parted_tails(node: TileNode, plan: TilePlan) -> bool:

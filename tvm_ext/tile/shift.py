@@ -31,8 +31,8 @@ WORTH_A_LOOP = 1 / 32
 @remembered
 def shiftable(graph: TileGraph, node: TileNode, axis: int) -> bool:
     """Whether tiles of a space axis may start anywhere: no operand is packed in blocks along it, no
-    zeros lie at known places of it, it moves an index of the output alone, and who reads the output
-    in a tile reads all of it."""
+    zeros lie at known places of it, it moves an index of the output alone, who reads the output in
+    a tile reads all of it, and nothing is computed in place."""
     extent = node.axes[axis].extent
     blocks = any(
         dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
@@ -49,8 +49,20 @@ def shiftable(graph: TileGraph, node: TileNode, axis: int) -> bool:
         if read.tensor == node.write.tensor
         for written, dim in zip(node.write.dims, read.dims, strict=True)
     )
-    free = not (blocks or hollow or cropped)
+    free = not (blocks or hollow or cropped or _may_be_in_place(graph, node))
     return free and is_affine(node) and not shares_index(node, axis)
+
+
+def _may_be_in_place(graph: TileGraph, node: TileNode) -> bool:
+    """Whether a stage between others reads another's elements each where it writes its own: TVM may
+    give both the same memory, and what is computed twice is computed of what was written first."""
+    between = [
+        access
+        for access in (node.write, *node.reads)
+        if graph.tensors[access.tensor].role == "inner"
+    ]
+    written = node.write in between and node.kind == "map"
+    return written and any(access.dims == node.write.dims for access in between[1:])
 
 
 def is_parted(

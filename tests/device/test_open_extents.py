@@ -289,3 +289,22 @@ def test_concatenations_of_open_batches_are_places() -> None:
         (wanted,) = tvm_ext.compile(model, shapes={"x": x.shape})(x)
         bound = 1e-4 * np.abs(wanted).max()
         np.testing.assert_allclose(anywhere(x)[0], wanted, rtol=1e-4, atol=bound)
+
+
+def test_a_model_that_says_nothing_but_how_many_there_are() -> None:
+    """Its functions compute nothing of the data."""
+    size = helper.make_node("Size", ["x"], ["y"])
+    anywhere = tvm_ext.compile(
+        make_model([size], [value("x", "n", 6)], ["y"]), shapes={"x": ("n", 6)}
+    )
+    for batch in BATCHES:
+        assert anywhere(np.zeros((batch, 6), np.float32))[0] == 6 * batch
+
+
+def test_what_sorts_integers_is_refused_by_name() -> None:
+    """TVM's kernels for them promise less of where tensors lie."""
+    largest = helper.make_node("TopK", ["x", "two"], ["y", "places"], axis=1)
+    given = value("x", "n", 6, dtype=TensorProto.INT64)
+    model = make_model([largest], [given], ["y", "places"], {"two": np.array([2])})
+    with pytest.raises(ShapeError, match="cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n", 6)})

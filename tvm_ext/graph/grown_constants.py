@@ -37,7 +37,7 @@ class GrownConstants:
         """The function with the bindings in front of all others."""
         if not self.bindings:
             return function
-        first, *blocks = function.body.blocks
+        first, *blocks = function.body.blocks or [relax.DataflowBlock([])]
         block = type(first)([*self.bindings, *first.bindings])
         body = relax.SeqExpr([block, *blocks], function.body.body)
         return relax.Function(

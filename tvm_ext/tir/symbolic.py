@@ -71,7 +71,9 @@ def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc | None:
         open_ = {extent for extent in param.shape if not isinstance(extent, tirx.IntImm)}
         if open_ - told and open_ <= sizes.keys():
             shape = [given.get(extent, extent) for extent in param.shape]
-            values[param] = tirx.decl_buffer(shape, param.dtype, param.name)
+            values[param] = tirx.decl_buffer(
+                shape, param.dtype, param.name, data_alignment=param.data_alignment
+            )
             told |= open_
     return func.specialize(values) if told == sizes.keys() else None
 

@@ -108,6 +108,23 @@ def test_reductions_over_no_axes(op: str, alone: Any, stated: bool) -> None:
     np.testing.assert_allclose(run(op, {"x": x}, axes, noop_with_empty_axes=1), alone(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("axes", [(0,), (0, 2, 3), (2, 3)])
+def test_elements_that_are_all_alike_are_normalised_to_zero(
+    axes: tuple[int, ...], opset: int
+) -> None:
+    x = RANDOM.standard_normal((1, 3, 4, 5)).astype(np.float32)
+    x[:, 1] = 0.1
+    y = run("MeanVarianceNormalization", {"x": x}, opset=opset, axes=axes)
+    away = x - x.astype(np.float64).mean(axes, keepdims=True)
+    alike = away / (np.sqrt((away**2).mean(axes, keepdims=True)) + 1e-9)
+    if axes == (0,):
+        assert not y.any()
+    else:
+        np.testing.assert_allclose(y[:, [0, 2]], alike[:, [0, 2]], rtol=1e-5, atol=1e-5)
+        assert np.isfinite(y).all()
+
+
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("how", COMBINE)
 @pytest.mark.parametrize(

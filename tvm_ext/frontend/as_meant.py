@@ -3,11 +3,13 @@
 rewrite:
     MaxPool(x), auto_pad=SAME_*       =>  MaxPool(x), pads            so AveragePool, LpPool
     ReduceSumSquare(x) over no axes   =>  Mul(x, x)                   so the others, each for itself
+    MeanVarianceNormalization(x)      =>  d / (Sqrt(ReduceMean(d d)) + 1e-9), d = x - ReduceMean(x)
     ScatterElements(x, i, u), u less  =>  ScatterND(x, j, u)          j: all coordinates of each
     than x along another axis
 
-The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, and the third
-went to other rows. onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one
+The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, the third the
+root of a difference, no number where all elements are alike, and the last went to other rows.
+onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one
 that adds for one that replaces.
 """
 
@@ -21,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
-from tvm_ext.frontend.restate import constant
+from tvm_ext.frontend.restate import constant, mean_of
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 ALONE: dict[str, Callable[[Any, Any], Any]] = {
@@ -95,6 +97,22 @@ def _each_alone(name: str, op: Any, x: Any, **_: Any) -> Any:
     return ALONE[name](op, x)
 
 
+def _normalised(op: Any, x: Any) -> Any:
+    return op.MeanVarianceNormalization(x, _outputs=["y"])
+
+
+def _about_its_mean(op: Any, x: Any, y: ir.Value) -> Any:
+    axes = list(_node(y).attributes.get_ints("axes", [0, 2, 3]))
+    least = constant(op, f"{y.name}_least", np.float32(1e-9))
+    away = op.Sub(x, mean_of(op, _node(y), x, axes))
+    deviation = op.Sqrt(mean_of(op, _node(y), op.Mul(away, away), axes))
+    return op.Div(away, op.Add(deviation, least))
+
+
+def _is_float(_: Any, x: ir.Value, **__: Any) -> bool:
+    return x.dtype == ir.DataType.FLOAT
+
+
 def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
     return op.ScatterElements(x, indices, updates, _outputs=["y"])
 
@@ -137,5 +155,6 @@ rules = (
         RewriteRule(partial(_reduction, n), partial(_each_alone, n), _over_nothing, name=n)
         for n in ALONE
     ),
+    RewriteRule(_normalised, _about_its_mean, _is_float, name="MeanVariance"),
     RewriteRule(_scatter, _by_coordinates, _is_less, name="ScatterOfLess"),
 )

@@ -232,15 +232,9 @@ def _standardised(
     row = constant(op, f"{x.name}_row", np.array([1, -1, *[1] * (len(axes) - 1)], np.int64))
     flat = constant(op, f"{x.name}_flat", np.array([-1], np.int64))
 
-    def reduced(value: Any) -> Any:
-        if opset_of(node) < 18:
-            return op.ReduceMean(value, axes=axes, keepdims=1)
-        given = constant(op, f"{x.name}_axes", np.array(axes, np.int64))
-        return op.ReduceMean(value, given, keepdims=1)
-
-    centre = reduced(x)
+    centre = mean_of(op, node, x, axes)
     centred = op.Sub(x, centre)
-    spread = reduced(op.Mul(centred, centred))
+    spread = mean_of(op, node, op.Mul(centred, centred), axes)
     small = constant(op, f"{x.name}_epsilon", np.float32(epsilon))
     unit = op.Div(centred, op.Sqrt(op.Add(spread, small)))
     result = op.Add(op.Mul(unit, op.Reshape(scale, row)), op.Reshape(bias, row))
@@ -361,6 +355,14 @@ def _equals_infinity(op: Any, x: ir.Value, y: ir.Value) -> Any:
     assert x.dtype is not None
     sign = (*_signs(y), np.nan)[0]  # nothing equals what is no number
     return op.Equal(x, constant(op, f"{y.name}_end", np.array(sign, x.dtype.numpy())))
+
+
+def mean_of(op: Any, node: ir.Node, value: Any, axes: list[int]) -> Any:
+    """The mean along axes, which stay, as the operator set of a node that it replaces writes it."""
+    if opset_of(node) < 18:
+        return op.ReduceMean(value, axes=axes, keepdims=1)
+    given = constant(op, f"{node.outputs[0].name}_axes", np.array(axes, np.int64))
+    return op.ReduceMean(value, given, keepdims=1)
 
 
 def constant(op: Any, name: str, value: Any) -> ir.Value:

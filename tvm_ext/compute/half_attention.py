@@ -54,7 +54,8 @@ def attention_pairs(
     words = keys // PAIR
 
     def weights(b: Any, h: Any, j: Any, i: Any) -> Any:
-        low, high = (weight(b, h, or_last(PAIR * j + place, known, keys), i) for place in range(2))
+        rows = (or_last(PAIR * j + place, known, keys) for place in range(PAIR))
+        low, high = (weight(b, h, row, i) for row in rows)
         if keys > known:
             high = tirx.Select(opaque(PAIR * j + 1 < known), high, tirx.const(0.0, "float32"))
         return paired(low, high)

@@ -9,8 +9,8 @@ rewrite:
 
 The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, the third the
 root of a difference, no number where all elements are alike, and the last went to other rows.
-onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one
-that adds for one that replaces.
+onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one that adds for one that
+replaces.
 """
 
 from __future__ import annotations

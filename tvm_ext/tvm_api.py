@@ -310,6 +310,11 @@ def bound(mutator: Any, expr: Any) -> Any:
     return expr
 
 
+def call_of(call: Any, first: Any) -> Any:
+    """The call of the same operator on another first operand."""
+    return Call(call.op, [first, *call.args[1:]], call.attrs)
+
+
 def count_uses(mod: IRModule) -> Counter[Any]:
     """How many calls and tuples of a module's Relax functions each variable is an argument of."""
     uses: Counter[Any] = Counter()
@@ -350,6 +355,7 @@ __all__ = [
     "array_of",
     "block_values",
     "bound",
+    "call_of",
     "calls_intrinsic",
     "check_install",
     "constant",

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import make_model, value
 
 import tvm_ext
 
@@ -29,21 +30,12 @@ def run(
 ) -> np.ndarray:
     """The result of one node of some inputs and constants, in this order."""
     constants = constants or {}
-    info = {
-        name: helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-        )
+    inputs = [
+        value(name, *array.shape, dtype=helper.np_dtype_to_tensor_dtype(array.dtype))
         for name, array in given.items()
-    }
-    graph = helper.make_graph(
-        [helper.make_node(op, [*given, *constants], ["y"], **attributes)],
-        "g",
-        list(info.values()),
-        [helper.make_tensor_value_info("y", 1, None)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    ]
+    node = helper.make_node(op, [*given, *constants], ["y"], **attributes)
+    model = make_model([node], inputs, ["y"], constants, opset)
     (y,) = tvm_ext.compile(model)(**given)
     return y
 

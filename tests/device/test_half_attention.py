@@ -7,7 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import make_model, value
 
 import tvm_ext
 from tvm_ext.compute.attention import padded_queries
@@ -185,15 +186,7 @@ def test_a_layer_attends_in_halves(words: int, added: bool, guarded: bool) -> No
         "zero": np.zeros((), np.float32),
         "scale": np.array((width // heads) ** -0.5, np.float32),
     }
-    graph = helper.make_graph(
-        nodes,
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, words, width))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    model = make_model(nodes, [value("x", 1, words, width)], ["y"], constants)
     asked = tvm_ext.compile(model, precision="bfloat16")
     names = [group.name for group in asked.manifest.groups]
     attends = [name for name in names if "attention" in name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
+from onnx_models import make_model, value
 
 import tvm_ext
 
@@ -15,14 +16,8 @@ import tvm_ext
 def test_neighbouring_channels(shape: tuple[int, ...], size: int) -> None:
     channels = shape[1]
     given = {"alpha": 0.3, "beta": 0.75, "bias": 1.5, "size": size}
-    graph = helper.make_graph(
-        [helper.make_node("LRN", ["x"], ["y"], **given)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    node = helper.make_node("LRN", ["x"], ["y"], **given)
+    model = make_model([node], [value("x", *shape)], [value("y", *shape)])
     onnx.checker.check_model(model)
     compiled = tvm_ext.compile(model)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import make_model, value
 
 import tvm_ext
 
 RANDOM = np.random.default_rng(17)
-
-
-def model(
-    nodes: list[onnx.NodeProto],
-    shape: tuple[int, ...],
-    outputs: list[str],
-    constants: dict[str, np.ndarray],
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8)
 
 
 def planned(made: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
@@ -49,7 +33,8 @@ def test_what_is_computed_twice_is_not_computed_in_place() -> None:
         helper.make_node("Mul", ["x", "scale"], ["scaled"]),
         helper.make_node("Softmax", ["scaled"], ["y"], axis=2),
     ]
-    (y,) = planned(model(nodes, x.shape, ["y"], {"scale": scale}), x)
+    made = make_model(nodes, [value("x", *x.shape)], ["y"], {"scale": scale})
+    (y,) = planned(made, x)
     np.testing.assert_allclose(y, softmax(x * scale, 2), rtol=1e-5, atol=1e-7)
 
 
@@ -64,7 +49,8 @@ def test_a_piece_has_rows_of_its_own() -> None:
         helper.make_node("Softmax", ["x"], ["y"], axis=2),
     ]
     outputs = ["turned", "moved", "y"]
-    made = model(nodes, x.shape, outputs, {"scale": scale, "shift": shift})
+    constants = {"scale": scale, "shift": shift}
+    made = make_model(nodes, [value("x", *x.shape)], outputs, constants)
     turned, moved, y = planned(made, x)
     np.testing.assert_array_equal(turned, x.transpose(3, 2, 0, 1))
     np.testing.assert_allclose(moved, turned * scale + shift, rtol=1e-6, atol=1e-6)

@@ -23,6 +23,7 @@ NaN in gives NaN out; infinities give the limit, but gelu and silu of -inf are N
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from tvm_ext.tvm_api import tirx
@@ -127,8 +128,8 @@ def _exp_pieces(x: Expr, sign: int, join: Callable[[Expr, Expr], Expr], bias: in
     """e**(sign * x) as `join` puts it together from e**r with |r| <= ln(2)/2, a degree-6 minimax
     polynomial, and the bits of n + bias in the place of an exponent: it is e**r * 2**n.
 
-    n is rounded by adding a number whose last place is 1, so that it stands in the low bits. The
-    polynomial goes by pairs of terms: a vector waits for itself less long than in Horner's order.
+    The polynomial goes by pairs of terms: a vector waits for itself less long than in Horner's
+    order.
     """
     six, five, four, three, two, one, zero = (
         const(c * sign ** (6 - place)) for place, c in enumerate(_EXP)
@@ -141,9 +142,26 @@ def _exp_pieces(x: Expr, sign: int, join: Callable[[Expr, Expr], Expr], bias: in
 
         return bind(r * r, pairs)
 
+    return _by_powers_of_two(x, sign, series, (_LN2_HIGH, _LN2_LOW), join, bias)
+
+
+def _by_powers_of_two(
+    x: Expr,
+    sign: int,
+    series: Callable[[Expr], Expr],
+    ln2: tuple[float, ...],
+    join: Callable[[Expr, Expr], Expr],
+    bias: int,
+) -> Expr:
+    """`join` of the series of r and the bits of n + bias, where sign * x = r + n * ln(2), which is
+    the sum of its parts.
+
+    n is rounded by adding a number whose last place is 1, so that it stands in the low bits.
+    """
+
     def reduced(shifted: Expr) -> Expr:
         def rest(n: Expr) -> Expr:
-            return x - n * const(sign * _LN2_HIGH) - n * const(sign * _LN2_LOW)
+            return reduce(lambda left, part: left - n * const(sign * part), ln2, x)
 
         r = bind(shifted - const(_ROUNDING + bias), rest)
         return join(bind(r, series), _bits(shifted) << integer(23))
@@ -168,15 +186,13 @@ def exp(x: Expr) -> Expr:
 def exp_to_half(x: Expr) -> Expr:
     """e**x of no positive x within 2^-13, for what is rounded to the 8 bits of a bfloat16: a
     cubic, and one comparison, since a product passes a NaN on."""
-    magic = _ROUNDING + 127
 
-    def scaled(v: Expr, shifted: Expr) -> Expr:
-        power = tirx.reinterpret("float32", _bits(shifted) << integer(23))
-        r = v - (shifted - const(magic)) * const(_LN2_HIGH + _LN2_LOW)
-        return bind(r, lambda rest: horner(_EXP_HALF, rest)) * power
+    def joined(value: Expr, power: Expr) -> Expr:
+        return value * tirx.reinterpret("float32", power)
 
     def whole(v: Expr) -> Expr:
-        value = bind(v * const(_LOG2E) + const(magic), lambda shifted: scaled(v, shifted))
+        ln2 = (_LN2_HIGH + _LN2_LOW,)
+        value = _by_powers_of_two(v, 1, lambda r: horner(_EXP_HALF, r), ln2, joined, bias=127)
         return tirx.Select(v < const(_EXP_LOW), const(0.0), value)
 
     return bind(x, whole)

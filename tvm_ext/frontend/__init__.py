@@ -16,7 +16,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             unroll: recurrent layers step by step, as `recurrent` reads them
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
-            rewrite: its rules, those that are worth their time; ours in restate, readable, fourier
-            and tensor_scatter
+            rewrite: its rules, those that are worth their time; ours in restate, as_meant,
+            readable, fourier and tensor_scatter, which ask and write by nodes
 randomise   random weights for models that ship without real ones; for tests and benchmarks
 """

@@ -4,26 +4,36 @@ rewrite:
     MaxPool(x), auto_pad=SAME_*       =>  MaxPool(x), pads            so AveragePool, LpPool
     ReduceSumSquare(x) over no axes   =>  Mul(x, x)                   so the others, each for itself
     MeanVarianceNormalization(x)      =>  d / (Sqrt(ReduceMean(d d)) + 1e-9), d = x - ReduceMean(x)
+    LRN(x)                            =>  x / (bias + alpha AveragePool(x x))^beta, over volumes
     ScatterElements(x, i, u), u less  =>  ScatterND(x, j, u)          j: all coordinates of each
     than x along another axis
 
 The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, the third the
-root of a difference, no number where all elements are alike, and the last went to other rows.
-onnxscript's own rule for a `ScatterND` of all rows is not used: it takes one that adds for one that
-replaces.
+root of a difference, no number where all elements are alike; the next took an even number of
+channels for one more, and the last went to other rows. onnxscript's own rule for a `ScatterND` of
+all rows is not used: it takes one that adds for one that replaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
-from tvm_ext.frontend.restate import constant, mean_of
+from tvm_ext.frontend.nodes import (
+    constant,
+    extents_of,
+    from_the_front,
+    is_float,
+    mean_of,
+    node_of,
+    parted,
+)
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 ALONE: dict[str, Callable[[Any, Any], Any]] = {
@@ -38,33 +48,20 @@ ALONE: dict[str, Callable[[Any, Any], Any]] = {
 """What a reduction makes of one element."""
 
 
-def _known(x: ir.Value, first: int = 0) -> list[int]:
-    """The extents from an axis on, if all are numbers."""
-    extents = list(x.shape or ())[first:]
-    numbers = [extent for extent in extents if isinstance(extent, int)]
-    return numbers if len(numbers) == len(extents) else []
-
-
-def _node(y: ir.Value) -> ir.Node:
-    node = y.producer()
-    assert node is not None
-    return node
-
-
 def _pool(name: str, op: Any, x: Any) -> Any:
     return getattr(op, name)(x, _outputs=["y"])
 
 
 def _pads_itself(_: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
-    node = _node(y)
+    node = node_of(y)
     same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
-    return same and len(node.outputs) == 1 and bool(_known(x, 2))
+    return same and len(node.outputs) == 1 and bool(extents_of(x, 2))
 
 
 def _padded(name: str, op: Any, x: ir.Value, y: ir.Value) -> Any:
     """As many outputs as strides begin, and an odd zero before or behind the rest."""
-    given, extents = dict(_node(y).attributes), _known(x, 2)
-    lower = given.pop("auto_pad").as_string() == "SAME_LOWER"
+    given, extents = dict(node_of(y).attributes), extents_of(x, 2)
+    late = given.pop("auto_pad").as_string() == "SAME_UPPER"
     given.pop("pads", None)
     rank = len(extents)
     sizes, strides, dilations = (
@@ -75,9 +72,9 @@ def _padded(name: str, op: Any, x: ir.Value, y: ir.Value) -> Any:
     for axis, extent in enumerate(extents):
         reach = dilations[axis] * (sizes[axis] - 1) + 1
         missing = (-(-extent // strides[axis]) - 1) * strides[axis] + reach - extent
-        less, more = max(0, missing) // 2, -(-max(0, missing) // 2)
-        before.append(more if lower else less)
-        after.append(less if lower else more)
+        first, last = parted(missing, late)
+        before.append(first)
+        after.append(last)
     kept = {key: attribute.value for key, attribute in given.items() if key != "ceil_mode"}
     return getattr(op, name)(x, pads=[*before, *after], **kept)
 
@@ -87,7 +84,7 @@ def _reduction(name: str, op: Any, x: Any) -> Any:
 
 
 def _over_nothing(_: Any, y: ir.Value, **__: Any) -> bool:
-    node = _node(y)
+    node = node_of(y)
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     known = axes is None or (axes.const_value is not None and not axes.const_value.size)
     return known and node.attributes.get_int("noop_with_empty_axes", 0) == 1
@@ -102,15 +99,43 @@ def _normalised(op: Any, x: Any) -> Any:
 
 
 def _about_its_mean(op: Any, x: Any, y: ir.Value) -> Any:
-    axes = list(_node(y).attributes.get_ints("axes", [0, 2, 3]))
+    axes = list(node_of(y).attributes.get_ints("axes", [0, 2, 3]))
     least = constant(op, f"{y.name}_least", np.float32(1e-9))
-    away = op.Sub(x, mean_of(op, _node(y), x, axes))
-    deviation = op.Sqrt(mean_of(op, _node(y), op.Mul(away, away), axes))
+    away = op.Sub(x, mean_of(op, node_of(y), x, axes))
+    deviation = op.Sqrt(mean_of(op, node_of(y), op.Mul(away, away), axes))
     return op.Div(away, op.Add(deviation, least))
 
 
-def _is_float(_: Any, x: ir.Value, **__: Any) -> bool:
-    return x.dtype == ir.DataType.FLOAT
+def _lrn(op: Any, x: Any) -> Any:
+    return op.LRN(x, _outputs=["y"])
+
+
+def _is_float_of_channels(_: Any, x: ir.Value, **__: Any) -> bool:
+    return is_float(_, x) and bool(extents_of(x, 1))
+
+
+def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
+    node = node_of(y)
+    size = node.attributes.get_int("size", 1)
+    channels, *places = extents_of(x, 1)
+    plane = places if len(places) == 2 else [prod(places), 1]
+
+    def number(name: str, default: float) -> Any:
+        value = node.attributes.get_float(name, default)
+        return constant(op, f"{y.name}_{name}", np.float32(value))
+
+    def reshape(value: Any, name: str, *shape: int) -> Any:
+        return op.Reshape(value, constant(op, f"{y.name}_{name}", np.array([0, *shape], np.int64)))
+
+    pooled = op.AveragePool(
+        reshape(op.Mul(x, x), "deep", 1, channels, *plane),
+        kernel_shape=[size, 1, 1],
+        pads=[(size - 1) // 2, 0, 0, size // 2, 0, 0],
+        count_include_pad=1,
+    )
+    means = reshape(pooled, "flat", channels, *places)
+    scale = op.Add(op.Mul(means, number("alpha", 1e-4)), number("bias", 1.0))
+    return op.Div(x, op.Pow(scale, number("beta", 0.75)))
 
 
 def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
@@ -118,11 +143,11 @@ def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
 
 
 def _axis(x: ir.Value, y: ir.Value) -> int:
-    return _node(y).attributes.get_int("axis", 0) % len(_known(x))
+    return node_of(y).attributes.get_int("axis", 0) % len(extents_of(x))
 
 
 def _is_less(_: Any, x: ir.Value, indices: ir.Value, y: ir.Value, **__: Any) -> bool:
-    whole, part = _known(x), _known(indices)
+    whole, part = extents_of(x), extents_of(indices)
     if not whole or len(whole) != len(part):
         return False
     axis = _axis(x, y)
@@ -130,14 +155,12 @@ def _is_less(_: Any, x: ir.Value, indices: ir.Value, y: ir.Value, **__: Any) -> 
 
 
 def _by_coordinates(op: Any, x: Any, indices: Any, updates: Any, y: ir.Value) -> Any:
-    axis, whole, part = _axis(x, y), _known(x), _known(indices)
+    axis, whole, part = _axis(x, y), extents_of(x), extents_of(indices)
 
     def number(name: str, value: Any) -> Any:
         return constant(op, f"{y.name}_{name}", np.array(value, np.int64))
 
-    index = op.Cast(indices, to=ir.DataType.INT64.value)
-    negative = op.Less(index, number("zero", 0))
-    index = op.Where(negative, op.Add(index, number("extent", whole[axis])), index)
+    index = from_the_front(op, indices, whole[axis], y.name or "")
     places = np.indices(part)[..., np.newaxis]
     parts = [
         op.Reshape(index, number("column", [*part, 1]))
@@ -145,7 +168,7 @@ def _by_coordinates(op: Any, x: Any, indices: Any, updates: Any, y: ir.Value) ->
         else number(f"places{other}", places[other])
         for other in range(len(part))
     ]
-    how = _node(y).attributes.get_string("reduction", "none")
+    how = node_of(y).attributes.get_string("reduction", "none")
     return op.ScatterND(x, op.Concat(*parts, axis=len(part)), updates, reduction=how)
 
 
@@ -155,6 +178,7 @@ rules = (
         RewriteRule(partial(_reduction, n), partial(_each_alone, n), _over_nothing, name=n)
         for n in ALONE
     ),
-    RewriteRule(_normalised, _about_its_mean, _is_float, name="MeanVariance"),
+    RewriteRule(_normalised, _about_its_mean, is_float, name="MeanVariance"),
+    RewriteRule(_lrn, _by_neighbours, _is_float_of_channels, name="Lrn"),
     RewriteRule(_scatter, _by_coordinates, _is_less, name="ScatterOfLess"),
 )

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
-from tvm_ext.frontend.restate import constant, opset_of
+from tvm_ext.frontend.nodes import constant, node_of, opset_of
 
 MOST = 1 << 22
 """Elements of the waves of one transform; more of them are no longer what caches hold."""
@@ -86,8 +86,7 @@ class _Product(NamedTuple):
 
 def _product(x: ir.Value, y: ir.Value) -> _Product | None:
     """What a `DFT` node asks for; None where that is not known, or too much."""
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     rank = 0 if x.shape is None else len(x.shape)
     known = x.dtype == ir.DataType.FLOAT and rank > 1
     given = [None if one is None else one.const_value for one in node.inputs[1:]]
@@ -163,8 +162,7 @@ class _Frames(NamedTuple):
 
 def _frames(x: ir.Value, step: ir.Value, y: ir.Value) -> _Frames | None:
     """What an `STFT` node asks for; None where that is not known, or too much."""
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     rank = 0 if x.shape is None else len(x.shape)
     window, size = ([*node.inputs[2:], None, None])[:2]
     unknown = any(one is not None and one.const_value is None for one in (step, window, size))

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
-from tvm_ext.frontend.restate import constant, opset_of
+from tvm_ext.frontend.nodes import constant, extents_of, from_the_front, node_of, opset_of, parted
 
 
 def _one_hot(op: Any, x: Any, depth: Any, values: Any) -> Any:
@@ -27,8 +27,7 @@ def _of_known_depth(_: Any, x: ir.Value, depth: ir.Value, values: ir.Value, **__
 
 
 def _compared(op: Any, x: ir.Value, depth: ir.Value, values: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     assert depth.const_value is not None
     assert values.const_value is not None
     count = int(depth.const_value.numpy().item())
@@ -40,9 +39,7 @@ def _compared(op: Any, x: ir.Value, depth: ir.Value, values: ir.Value, y: ir.Val
     def known(name: str, value: Any) -> ir.Value:
         return constant(op, f"{y.name}_{name}", value)
 
-    zero, extent = known("zero", np.int64(0)), known("depth", np.int64(count))
-    index = op.Cast(x, to=ir.DataType.INT64)
-    index = op.Where(op.Less(index, zero), op.Add(index, extent), index)
+    index = from_the_front(op, x, count, y.name or "")
     if opset_of(node) < 13:
         index = op.Unsqueeze(index, axes=[axis])
     else:
@@ -54,18 +51,13 @@ def _conv_transpose(op: Any, x: Any, weights: Any) -> Any:
     return op.ConvTranspose(x, weights, _allow_other_inputs=True, _outputs=["y"])
 
 
-def _extents(value: ir.Value) -> list[int]:
-    """Of an image, or the taps of weights; those that are not known are left out."""
-    return [extent for extent in list(value.shape or ())[2:] if isinstance(extent, int)]
-
-
 def _pads(node: ir.Node, x: ir.Value, weights: ir.Value) -> tuple[list[int], ...] | None:
     """Pads before and after, and output padding, of what gives the wanted extents.
 
     An odd number of pads has one more at the end with SAME_UPPER, at the beginning else. None
     where an extent is not known, or wanted past what a stride adds (the importer's limit).
     """
-    extents, sizes = _extents(x), _extents(weights)
+    extents, sizes = extents_of(x, 2), extents_of(weights, 2)
     wanted = node.attributes.get_ints("output_shape", [])
     if not len(wanted) == len(extents) == len(sizes) > 0:
         return None
@@ -78,9 +70,9 @@ def _pads(node: ir.Node, x: ir.Value, weights: ir.Value) -> tuple[list[int], ...
         reach = strides[axis] * (extents[axis] - 1) + (sizes[axis] - 1) * dilations[axis] + 1
         total = reach + more[axis] - extent
         more[axis] += max(0, -total)
-        half = max(0, total) // 2
-        begins.append(half if late else max(0, total) - half)
-        ends.append(max(0, total) - begins[-1])
+        begin, end = parted(total, late)
+        begins.append(begin)
+        ends.append(end)
     if any(added >= stride for added, stride in zip(more, strides, strict=True)):
         return None
     return begins, ends, more
@@ -92,8 +84,7 @@ def _to_a_shape(_: Any, x: ir.Value, weights: ir.Value, y: ir.Value, **__: Any) 
 
 
 def _padded(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     pads = _pads(node, x, weights)
     assert pads is not None
     begins, ends, more = pads

@@ -3,7 +3,6 @@
 rewrite:
     Tanh(Softplus(x))      =>   e (e + 2) / (e (e + 2) + 2),   e = exp(x)
     LpNormalization(x)     =>   x / Sqrt(ReduceSum(x x)), or ReduceSum(Abs(x)); 0 where that is 0
-    LRN(x)                 =>   x / (bias + alpha AveragePool(x x))^beta, over volumes of channels
     Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
     GridSample(x, grid)    =>   GridSample(x, Cast(grid)), of a grid of doubles
@@ -30,6 +29,8 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
+from tvm_ext.frontend.nodes import constant, is_float, mean_of, node_of, opset_of
+
 FLAT = 20.0
 
 
@@ -45,17 +46,12 @@ def _rational(op: Any, x: ir.Value) -> Any:
     return op.Div(product, op.Add(product, two))
 
 
-def _is_float(_: Any, x: ir.Value, **__: Any) -> bool:
-    return x.dtype == ir.DataType.FLOAT
-
-
 def _lp_normalization(op: Any, x: Any) -> Any:
     return op.LpNormalization(x, _outputs=["y"])
 
 
 def _divided(op: Any, x: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     axis = node.attributes.get_int("axis", -1)
     manhattan = node.attributes.get_int("p", 2) == 1
     axes = constant(op, f"{x.name}_axes", np.array([axis], np.int64))
@@ -64,42 +60,6 @@ def _divided(op: Any, x: ir.Value, y: ir.Value) -> Any:
     summed = op.ReduceSum(op.Abs(x) if manhattan else op.Mul(x, x), axes, keepdims=1)
     norm = summed if manhattan else op.Sqrt(summed)
     return op.Div(x, op.Where(op.Equal(norm, zero), one, norm))
-
-
-def _lrn(op: Any, x: Any) -> Any:
-    return op.LRN(x, _outputs=["y"])
-
-
-def _is_float_of_channels(_: Any, x: ir.Value, **__: Any) -> bool:
-    extents = list(x.shape or ())[1:]
-    known = bool(extents) and all(isinstance(extent, int) for extent in extents)
-    return x.dtype == ir.DataType.FLOAT and known
-
-
-def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
-    """TVM's importer takes an even number of channels for one more."""
-    node = y.producer()
-    assert node is not None
-    size = node.attributes.get_int("size", 1)
-    channels, *places = (n for n in list(x.shape or ())[1:] if isinstance(n, int))
-    plane = places if len(places) == 2 else [prod(places), 1]
-
-    def number(name: str, default: float) -> Any:
-        value = node.attributes.get_float(name, default)
-        return constant(op, f"{y.name}_{name}", np.float32(value))
-
-    def reshape(value: Any, name: str, *shape: int) -> Any:
-        return op.Reshape(value, constant(op, f"{y.name}_{name}", np.array([0, *shape], np.int64)))
-
-    pooled = op.AveragePool(
-        reshape(op.Mul(x, x), "deep", 1, channels, *plane),
-        kernel_shape=[size, 1, 1],
-        pads=[(size - 1) // 2, 0, 0, size // 2, 0, 0],
-        count_include_pad=1,
-    )
-    means = reshape(pooled, "flat", channels, *places)
-    scale = op.Add(op.Mul(means, number("alpha", 1e-4)), number("bias", 1.0))
-    return op.Div(x, op.Pow(scale, number("beta", 0.75)))
 
 
 def _col2im(op: Any, x: Any, image: Any, block: Any) -> Any:
@@ -154,8 +114,7 @@ def _by_doubles(_: Any, x: ir.Value, grid: ir.Value, **__: Any) -> bool:
 
 
 def _by_floats(op: Any, x: ir.Value, grid: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     given = {name: attribute.value for name, attribute in node.attributes.items()}
     return op.GridSample(x, op.Cast(grid, to=ir.DataType.FLOAT), **given)
 
@@ -178,8 +137,7 @@ def _as_softmax(op: Any, x: ir.Value, top: ir.Value, **_: Any) -> Any:
 def _axis(reduced: ir.Value) -> int | None:
     """The only axis of a reduction that keeps it, if `Softmax` of the model's operator set means
     that one: until 13 it took all from an axis on for one."""
-    node = reduced.producer()
-    assert node is not None
+    node = node_of(reduced)
     axes = list(node.attributes.get_ints("axes", []))
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         given = node.inputs[1].const_value
@@ -189,11 +147,6 @@ def _axis(reduced: ir.Value) -> int | None:
         return None
     axis = axes[0] % len(shape)
     return axis if opset_of(node) >= 13 or axis == len(shape) - 1 else None
-
-
-def opset_of(node: ir.Node) -> int:
-    """The operator set that a node is read by; 0 if that is not known."""
-    return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
 
 
 def _trained(op: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
@@ -223,8 +176,7 @@ def _standardised(
     **_: Any,
 ) -> Any:
     """The result, the running mean and the running variance, as many as the node has."""
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     assert x.shape is not None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     momentum = node.attributes.get_float("momentum", 0.9)
@@ -345,8 +297,7 @@ def _of_one_sign(_: Any, x: ir.Value, y: ir.Value, **__: Any) -> bool:
 
 def _signs(y: ir.Value) -> list[float]:
     """The infinities that an `IsInf` finds."""
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     names = {"detect_negative": -np.inf, "detect_positive": np.inf}
     return [sign for name, sign in names.items() if node.attributes.get_int(name, 1)]
 
@@ -357,24 +308,9 @@ def _equals_infinity(op: Any, x: ir.Value, y: ir.Value) -> Any:
     return op.Equal(x, constant(op, f"{y.name}_end", np.array(sign, x.dtype.numpy())))
 
 
-def mean_of(op: Any, node: ir.Node, value: Any, axes: list[int]) -> Any:
-    """The mean along axes, which stay, as the operator set of a node that it replaces writes it."""
-    if opset_of(node) < 18:
-        return op.ReduceMean(value, axes=axes, keepdims=1)
-    given = constant(op, f"{node.outputs[0].name}_axes", np.array(axes, np.int64))
-    return op.ReduceMean(value, given, keepdims=1)
-
-
-def constant(op: Any, name: str, value: Any) -> ir.Value:
-    """An initialiser of the graph that is being written."""
-    made: ir.Value = op.initializer(ir.tensor(np.asarray(value), name=name))
-    return made
-
-
 rules = (
-    RewriteRule(_tanh_of_softplus, _rational, _is_float, name="TanhOfSoftplus"),
-    RewriteRule(_lp_normalization, _divided, _is_float, name="LpNormalization"),
-    RewriteRule(_lrn, _by_neighbours, _is_float_of_channels, name="Lrn"),
+    RewriteRule(_tanh_of_softplus, _rational, is_float, name="TanhOfSoftplus"),
+    RewriteRule(_lp_normalization, _divided, is_float, name="LpNormalization"),
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),

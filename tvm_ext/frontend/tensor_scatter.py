@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import RewriteRule
 
-from tvm_ext.frontend.restate import constant
+from tvm_ext.frontend.nodes import constant, node_of
 
 
 def _scatter(op: Any, past: Any, update: Any) -> Any:
@@ -28,8 +28,7 @@ def _is_known(_: Any, past: ir.Value, update: ir.Value, **__: Any) -> bool:
 
 
 def _chosen(op: Any, past: ir.Value, update: ir.Value, y: ir.Value) -> Any:
-    node = y.producer()
-    assert node is not None
+    node = node_of(y)
     assert past.shape is not None
     assert update.shape is not None
     rank = len(past.shape)

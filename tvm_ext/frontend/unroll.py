@@ -160,7 +160,8 @@ class _Run:
             if within is not None:
                 part = w.shaped(at(within, t), (ways, layer.batch, 1))
                 states[t] = w("Where", part, state, self._number(0))
-                state, cell = w("Where", part, state, before), w("Where", part, cell, held)
+                state = w("Where", part, state, before)
+                cell = w("Where", part, cell, held) if layer.op == "LSTM" else cell
         y = states[0] if layer.steps == 1 else w("Concat", *states, axis=0)
         y = w.shaped(y, (layer.steps, ways, layer.batch, layer.hidden))
         if ways > 1:

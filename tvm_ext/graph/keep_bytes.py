@@ -22,6 +22,7 @@ from tvm_ext.tvm_api import (
     Call,
     IRModule,
     bound,
+    call_of,
     constant_array,
     count_uses,
     op_name,
@@ -60,7 +61,7 @@ class _Rewriter(relax.PyExprMutator):
         moved = bound(self, call.args[0])
         if op_name(moved) in CHOICES:
             given = self._bytes(moved.args[0], call)
-            return call if given is None else Call(moved.op, [given, *moved.args[1:]], moved.attrs)
+            return call if given is None else call_of(moved, given)
         if op_name(moved) == CONCAT and isinstance(moved.args[0], relax.Tuple):
             return self._concatenated(call, moved)
         return call
@@ -73,9 +74,7 @@ class _Rewriter(relax.PyExprMutator):
             if self._uses[call.args[0]] > 1 or not all(map(is_one_number, call.args[1:])):
                 return call
             parts = [
-                self.builder_.emit(Call(call.op, [data, *call.args[1:]], call.attrs))
-                if part is None
-                else part
+                self.builder_.emit(call_of(call, data)) if part is None else part
                 for data, part in zip(given, parts, strict=True)
             ]
         return Call(concat.op, [relax.Tuple(parts)], concat.attrs)

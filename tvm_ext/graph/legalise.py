@@ -24,7 +24,7 @@ from tvm_ext.graph.concat_places import CONCAT_AXIS, cuts_vectors
 from tvm_ext.graph.layout_rules import RULES as LAYOUTS
 from tvm_ext.graph.layout_rules import elementwise
 from tvm_ext.graph.legalise_arg import ARGS
-from tvm_ext.graph.legalise_attention import legalise_attention
+from tvm_ext.graph.legalise_attention import ATTENTION, legalise_attention
 from tvm_ext.graph.legalise_byte_weights import legalise_byte_weights
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, legalise_conv
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, legalise_conv_transpose
@@ -269,7 +269,6 @@ RULES: dict[str, Rule] = {
 MATHS: dict[str, Rule] = {
     "relax.nn.softmax": legalise_softmax,
     "relax.nn.log_softmax": legalise_softmax,
-    "relax.nn.attention": legalise_attention,
-    "relax.nn.attention_bias": legalise_attention,
+    **dict.fromkeys(ATTENTION, legalise_attention),
     **POINTWISE,
 }

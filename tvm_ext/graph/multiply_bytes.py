@@ -44,9 +44,9 @@ from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
-    Call,
     IRModule,
     bound,
+    call_of,
     constant,
     constant_array,
     op_name,
@@ -104,8 +104,8 @@ class _Rewriter(relax.PyExprMutator):
         super().visit_var_binding_(binding)
         made = self.lookup_binding(binding.var)
         if op_name(made) in MOVES and made.args[0] in self._unsigned:
-            given = [self._unsigned[made.args[0]], *made.args[1:]]
-            self._unsigned[binding.var] = self.builder_.emit(Call(made.op, given, made.attrs))
+            same = call_of(made, self._unsigned[made.args[0]])
+            self._unsigned[binding.var] = self.builder_.emit(same)
         if op_name(made) == "relax.quantize" and str(binding.var.ty.dtype.dtype) == "int8":
             x, scale, point = made.args
             moved = _moved(point)
@@ -312,7 +312,7 @@ class _Rewriter(relax.PyExprMutator):
             inner, shape = self._bytes(made.args[0]), static_extents(made.ty)
             if inner is None or shape is None:
                 return None
-            moved = Call(made.op, [inner.given, *made.args[1:]], made.attrs)
+            moved = call_of(made, inner.given)
             return inner._replace(given=self.builder_.emit(moved), shape=shape)
         if op_name(made) == "relax.dequantize":
             known = [constant_array(one) for one in made.args[1:]]

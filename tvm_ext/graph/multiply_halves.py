@@ -57,10 +57,10 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tile.amx import HALVES_ISA
 from tvm_ext.tvm_api import (
-    Call,
     IRModule,
     PrimFunc,
     bound,
+    call_of,
     constant,
     constant_array,
     op_name,
@@ -81,9 +81,12 @@ but for the matrix unit's."""
 
 def multiplies_halves(hardware: HardwareModel) -> bool:
     """Whether a machine multiplies bfloat16 faster than float32."""
+    return ISA in hardware.isa and (HALVES_ISA in hardware.isa or _vectors_are_faster(hardware))
+
+
+def _vectors_are_faster(hardware: HardwareModel) -> bool:
     peaks = hardware.peak_gflops
-    fast = HALVES_ISA in hardware.isa or peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
-    return ISA in hardware.isa and fast
+    return peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
 
 
 @tvm.transform.module_pass(opt_level=0, name="MultiplyHalves")
@@ -226,9 +229,8 @@ class _Rewriter(relax.PyExprMutator):
 
     def _attends(self, operands: Sequence[Any]) -> bool:
         """Whether heads are of whole pairs, and the machine's vectors faster in bfloat16."""
-        peaks = self._options.hardware.peak_gflops
-        faster = peaks.get(HALF, 0.0) >= WORTH * peaks["float32"]
-        return faster and int(operands[0].ty.shape[3]) % PAIR == 0
+        whole = int(operands[0].ty.shape[3]) % PAIR == 0
+        return whole and _vectors_are_faster(self._options.hardware)
 
     def _attention_pairs(
         self, operands: Sequence[Any], biases: Sequence[Any], scale: float, guarded: bool = False
@@ -281,16 +283,14 @@ class _Rewriter(relax.PyExprMutator):
         """The same of whole pairs, before slices were taken of them."""
         made = bound(self, data)
         if op_name(made) == SLICE and data.ty.ndim - 1 not in ints(made.args[1].fields):
-            given = [self._words(made.args[0]), *made.args[1:]]
-            return self.builder_.emit(Call(made.op, given, made.attrs))
+            return self.builder_.emit(call_of(made, self._words(made.args[0])))
         return self._pairs(data)
 
     def _rounded(self, data: Any, through: frozenset[str] = MOVES) -> Any:
         """A tensor in bfloat16, rounded before it was moved by such operators."""
         made = bound(self, data)
         if op_name(made) in through:
-            given = [self._rounded(made.args[0], through), *made.args[1:]]
-            return self.builder_.emit(Call(made.op, given, made.attrs))
+            return self.builder_.emit(call_of(made, self._rounded(made.args[0], through)))
         return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
 
 

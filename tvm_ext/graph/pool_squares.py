@@ -15,7 +15,7 @@ from typing import Any
 from tvm_ext.compute.mean_squares import Window, mean_squares
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.quantise_early import MOVES
-from tvm_ext.tvm_api import Call, IRModule, bound, op_name, relax, rewritten, tvm
+from tvm_ext.tvm_api import IRModule, bound, call_of, op_name, relax, rewritten, tvm
 
 POOLS = {f"relax.nn.avg_pool{rank}d": "DHW"[3 - rank :] for rank in (1, 2, 3)}
 """Operators, and what layouts call the axes that their windows lie on."""
@@ -52,7 +52,7 @@ class _Rewriter(relax.PyExprMutator):
         source = self._squared(made.args[0]) if op_name(made) in MOVES else None
         if source is None:
             return None
-        return self.builder_.emit(Call(made.op, [source, *made.args[1:]], made.attrs))
+        return self.builder_.emit(call_of(made, source))
 
 
 def _windows(call: Any) -> dict[int, Window]:

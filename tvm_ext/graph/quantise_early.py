@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.graph.legalise_quantised import is_one_number
-from tvm_ext.tvm_api import Call, IRModule, bound, count_uses, op_name, relax, rewritten, tvm
+from tvm_ext.tvm_api import IRModule, bound, call_of, count_uses, op_name, relax, rewritten, tvm
 
 MOVES = frozenset(
     f"relax.{name}" for name in ("reshape", "permute_dims", "squeeze", "expand_dims", "flatten")
@@ -53,6 +53,5 @@ class _Rewriter(relax.PyExprMutator):
         dtype = str(call.ty.dtype.dtype)
         result = relax.op.quantize(data, *call.args[1:], axis=-1, out_dtype=dtype)
         for moved in reversed(moves):
-            given = self.builder_.emit(result)
-            result = Call(moved.op, [given, *moved.args[1:]], moved.attrs)
+            result = call_of(moved, self.builder_.emit(result))
         return result

@@ -288,13 +288,15 @@ def _multiply(a: Value, b: Value, unit: float) -> Value:
 
 def _dot_bounded(a: Value, b: Value, unit: float) -> Value:
     """The dot product of the halves of two words, each of which is within the word's `err`."""
-    halves = [np.abs(halves_of(one.x)) for one in (a, b)]
-    err = unit * (halves[0] * halves[1]).sum(axis=-1)
-    for one, other, of_other in ((a, b, halves[1]), (b, a, halves[0])):
+    left, right = halves_of(a.x), halves_of(b.x)
+    products = left * right
+    err = unit * np.abs(products).sum(axis=-1)
+    for one, other, halves in ((a, b, right), (b, a, left)):
         if one.err is not None:
+            of_other = np.abs(halves)
             wide = of_other if other.err is None else of_other + other.err[..., np.newaxis]
             err = err + one.err * wide.sum(axis=-1)
-    return Value(dot_pairs(a.x, b.x), 0.0, err)
+    return Value(products.sum(axis=-1), 0.0, err)
 
 
 def _choose(condition: Value, then: Value, other: Value) -> Value:

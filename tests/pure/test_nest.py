@@ -39,3 +39,21 @@ def test_rows_that_lie_otherwise_do_not() -> None:
 def test_a_lone_row_reads_eight_vectors_at_a_time() -> None:
     plan = pick(matmul(1, 2048, 512), get("cpu/x86-avx512"))[0].plan
     assert plan.at("register").extents[1] == 128
+
+
+def moved_by_chunks(steps: int) -> float:
+    """Bytes of 1024 rows that two blocks of columns read, 16 of their elements at a time."""
+    graph = matmul(1024, 64, steps)
+    core = Tile((1024, 64, steps))
+    levels = {"core": core, "l2": Tile((1024, 64, 16)), "register": Tile((8, 32, 4))}
+    tiles = tuple(LevelTile(*entry) for entry in levels.items())
+    plan = TilePlan("tile", 0, tiles, (1, 0, 2), 2, 16)
+    moved, _ = Nest(graph, graph.nodes[0], plan, core, 64).bytes_into(0.8 * (1 << 20))
+    return moved / steps
+
+
+def test_what_goes_to_every_lane_crowds_as_well() -> None:
+    """Rows of 256 elements, 16 at a time, have one of sixteen sets: the second block of columns
+    fetches them again."""
+    again = 1024 * 4  # bytes of one step
+    assert moved_by_chunks(256) - moved_by_chunks(272) == pytest.approx(again, rel=0.1)

@@ -70,7 +70,7 @@ class Nest:
         vector = vector_axis(node)
         for place, access in enumerate(node.reads):
             tensor = graph.tensors[access.tensor]
-            if vector is None or access.stride(vector, tensor.shape) != 1:
+            if vector is None or access.stride(vector, tensor.shape) not in (0, 1):
                 continue
             shape = tensor.shape
             if place in plan.staged:

@@ -16,6 +16,7 @@ import msgspec
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
+from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.unify import least_extent
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -28,7 +29,7 @@ from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import first_line, shield
 from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
-from tvm_ext.tvm_api import IRModule, relax, target_of, tvm, tvm_version
+from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
 from tvm_ext.tvm_pairs import HALF, multiplies_pairs
 
 FAST_MATHS = (
@@ -138,6 +139,11 @@ def lower(
                 )
         else:
             source = read_source(model, shapes)
+            if hardware.kind == "cuda" and NON_MAX in called(source.mod["main"].body):
+                raise ModelError(
+                    f"{source.name}: NonMaxSuppression is computed on CPUs alone, not on "
+                    f"{hardware.name}; export the model without it"
+                )
             passes = graph_passes(hardware, explain=decisions.append, precision=precision)
             mod = run(source.mod, passes)
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles

@@ -34,6 +34,7 @@ from tvm_ext.graph.keep_bytes import KeepBytes
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.look_up_bytes import LookUpBytes
 from tvm_ext.graph.lower_einsum import LowerEinsum
+from tvm_ext.graph.lower_non_max import LowerNonMax
 from tvm_ext.graph.lower_scan import LowerScan
 from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
@@ -87,6 +88,7 @@ __all__ = [
     "Legalise",
     "LookUpBytes",
     "LowerEinsum",
+    "LowerNonMax",
     "LowerScan",
     "LowerSplit",
     "LowerTopK",
@@ -139,7 +141,9 @@ def graph_passes(
     )
     pooled = [] if extent else [PoolSquares()]
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
-    by_kind = [LowerScan()] if hardware.kind == "cuda" else [LowerTopK(hardware)]
+    by_kind = [LowerTopK(hardware), LowerNonMax(hardware)]
+    if hardware.kind == "cuda":
+        by_kind = [LowerScan()]
     widened = [] if hardware.kind == "cuda" else [Widen()]
     return [
         *widened,

@@ -11,6 +11,7 @@
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   mean_squares  over windows
+  top_k     the first elements of a row in order;  non_max: the best boxes of each class
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
   power     x**y;  trigonometry: sine and cosine;  inverse: arc and hyperbolic functions

@@ -80,20 +80,25 @@ class TopK:
     def _program(self, x: Any, values: Any, places: Any, *, parallel: bool) -> Any:
         with IRBuilder() as builder:
             with (Build.parallel if parallel else Build.serial)(_int(0), _int(self.rows)) as row:
-                keys = Build.alloc_buffer([self.blocks * self.block], "int32")
-                tops = Build.alloc_buffer([self._room], "int32")
-                self._fill_keys(x, row, keys)
-                if self.blocks > 1:
-                    with _times(self.blocks) as block:
-                        Build.buffer_store(tops, _extreme(self._block(keys, block)), [block])
-                    self._fill(tops, self.blocks, self._room)
+                keys, tops = self.start(x, row)
                 with _times(self.count) as place:
-                    at = self._pick(keys, tops)
+                    at = self.pick(keys, tops)
                     Build.buffer_store(values, x[row, at], [row, place])
                     Build.buffer_store(places, at.astype("int64"), [row, place])
             return builder.get()
 
-    def _pick(self, keys: Any, tops: Any) -> Expr:
+    def start(self, x: Any, row: Expr) -> tuple[Any, Any]:
+        """The keys of a row and the largest of each block of them, for `pick`."""
+        keys = Build.alloc_buffer([self.blocks * self.block], "int32")
+        tops = Build.alloc_buffer([self._room], "int32")
+        self._fill_keys(x, row, keys)
+        if self.blocks > 1:
+            with _times(self.blocks) as block:
+                Build.buffer_store(tops, _extreme(self._block(keys, block)), [block])
+            self._fill(tops, self.blocks, self._room)
+        return keys, tops
+
+    def pick(self, keys: Any, tops: Any) -> Expr:
         """Takes the first of the largest that are left; its place."""
         first = self._vectors(tops if self.blocks > 1 else keys, _int(0), self._room)
         top = Build.bind(_extreme(first))

@@ -10,6 +10,7 @@ microsoft   fused operators that ONNX Runtime's tools write, in standard ones; a
             caches and positions, in `microsoft_attention`; `writer` writes the nodes
 quantised   QLinear* operators as those of floats, between dequantising and quantising
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
+non_max     boxes that were kept, as many as there are
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
             quantised_weights: those of 8 bits as the floats that they stand for
             packed_weights: those of a few bits, as Microsoft packs them, too

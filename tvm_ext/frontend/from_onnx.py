@@ -21,6 +21,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.microsoft import restated
+from tvm_ext.frontend.non_max import kept_boxes
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
@@ -167,6 +168,8 @@ class _Importer(ONNXGraphImporter):
                 taken = _gathered(data, indices, attrs.get("axis", 0))
                 if taken is not None:
                     return self.bb.normalize(taken)
+            if op_name == "NonMaxSuppression":
+                return kept_boxes(self.bb, inputs, attrs)
             if op_name == "ReduceLogSumExp":
                 return _log_of_sum(self.bb, inputs, attrs)
             return super()._convert_operator(op_name, inputs, attrs, opset)

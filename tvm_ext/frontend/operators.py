@@ -40,8 +40,6 @@ READ: dict[str, dict[str, tuple[object, ...]]] = {
     "RoiAlign": {"mode": ("avg",)},
     "SpaceToDepth": {"mode": ("DCR",)},
 }
-# It gives the result of this one a fixed shape, which running it does not keep to.
-UNTRUSTED = {"NonMaxSuppression"}
 # It divides this one by 6, where ONNX's own definition multiplies: 6 % of a layer before it.
 RESTATED = {"HardSwish"}
 
@@ -216,4 +214,4 @@ def _is_importable(domain: str, op_type: str) -> bool:
 def _convert_map() -> frozenset[str]:
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return (frozenset(_get_convert_map()) | {"If"}) - UNTRUSTED - RESTATED
+    return (frozenset(_get_convert_map()) | {"If"}) - RESTATED

@@ -127,9 +127,9 @@ class NonMaxSuppression:
                             Build.buffer_store(buffer, value, [counts[row]])
                         Build.buffer_store(places, at, [row * self.kept + counts[row]])
                         Build.buffer_store(counts, counts[row] + 1, [row])
-                with Build.Else():  # neither of a NaN, which comes before all others
-                    with Build.If(scores[row, at] <= _float(self.least)), Build.Then():
-                        Build.buffer_store(waiting, _int(0), [0])
+            # a NaN, which comes before all others, is neither above nor below
+            with Build.If(scores[row, at] <= _float(self.least)), Build.Then():
+                Build.buffer_store(waiting, _int(0), [0])
 
     def _most_beyond(self, box: _Corners, known: _Corners, count: Expr) -> Expr:
         """1 if a box overlaps one of the first `count` that are kept by too much, else 0."""

@@ -118,15 +118,14 @@ class NonMaxSuppression:
         with Build.While(tirx.all(waiting[0] > 0, counts[row] < self.kept)):
             at = order.pick(keys, tops)
             Build.buffer_store(waiting, waiting[0] - 1, [0])
-            with Build.If(scores[row, at] > _float(self.least)):
-                with Build.Then():
-                    box = self._corners(boxes, tirx.floordiv(row, self.classes), at)
-                    lies_free = self._most_beyond(box, known, counts[row]) <= _float(0.0)
-                    with Build.If(lies_free), Build.Then():
-                        for buffer, value in zip(known, box, strict=True):
-                            Build.buffer_store(buffer, value, [counts[row]])
-                        Build.buffer_store(places, at, [row * self.kept + counts[row]])
-                        Build.buffer_store(counts, counts[row] + 1, [row])
+            with Build.If(scores[row, at] > _float(self.least)), Build.Then():
+                box = self._corners(boxes, tirx.floordiv(row, self.classes), at)
+                lies_free = self._most_beyond(box, known, counts[row]) <= _float(0.0)
+                with Build.If(lies_free), Build.Then():
+                    for buffer, value in zip(known, box, strict=True):
+                        Build.buffer_store(buffer, value, [counts[row]])
+                    Build.buffer_store(places, at, [row * self.kept + counts[row]])
+                    Build.buffer_store(counts, counts[row] + 1, [row])
             # a NaN, which comes before all others, is neither above nor below
             with Build.If(scores[row, at] <= _float(self.least)), Build.Then():
                 Build.buffer_store(waiting, _int(0), [0])

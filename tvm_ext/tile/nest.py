@@ -67,11 +67,14 @@ class Nest:
             coming = zip(self._coming, sizes, strict=True)
             self._coming = [held + more if size >= more else held for held, size in coming]
         self._rooms: list[Sequence[float]] = list(self._sizes)
+        self._by_vectors = [False] * len(self._sizes)
         vector = vector_axis(node)
         for place, access in enumerate(node.reads):
             tensor = graph.tensors[access.tensor]
-            if vector is None or access.stride(vector, tensor.shape) not in (0, 1):
+            step = None if vector is None else access.stride(vector, tensor.shape)
+            if step not in (0, 1):
                 continue
+            self._by_vectors[place] = step == 1
             shape = tensor.shape
             if place in plan.staged:
                 shape = region(access, whole_reduction(node, core), shape)
@@ -92,13 +95,15 @@ class Nest:
         is fetched again, except where the loops right outside it leave an access in place. A line
         of which one step of a reduction takes a part is still there for the next; on other axes it
         may be gone (maps of 256 channels by 8 instead of 16: 220 → 413 us). Crowded rows fit as if
-        they were as many times larger.
+        they were as many times larger. What goes to every lane waits for them where it is for them
+        alone that it does not fit.
         """
         total, crowded = 0.0, 0.0
         both = [now + coming for now, coming in zip(self._held, self._coming, strict=True)]
         fits = max(self._depth(self._held, capacity_bytes), self._depth(both, ahead_bytes))
         all_rooms = self._sizes if hashed else self._rooms
-        for access, sizes, rooms in zip(self._accesses, self._sizes, all_rooms, strict=True):
+        places = zip(self._accesses, self._sizes, all_rooms, self._by_vectors, strict=True)
+        for access, sizes, rooms, by_vectors in places:
             depth = max(fits, self._depth(rooms, capacity_bytes))
             outside = depth
             while outside and not access.uses(self._loops[outside - 1]):
@@ -110,7 +115,8 @@ class Nest:
                 exact = steps * access_bytes(self._graph, access, self._tiles[depth])
                 fetched = min(fetched, loads // steps * max(sizes[outside - 1], exact))
             total += fetched
-            crowded += fetched * max(0.0, rooms[depth] / max(1, sizes[depth]) / WAYS - 1)
+            if by_vectors or depth > fits:
+                crowded += fetched * max(0.0, rooms[depth] / max(1, sizes[depth]) / WAYS - 1)
         return total, crowded
 
     def _depth(self, rooms: Sequence[float], capacity_bytes: float) -> int:

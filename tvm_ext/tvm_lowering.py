@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -50,19 +51,22 @@ DATA, BYTE_OFFSET = 1, 8
 LIMIT = "IndexError"
 """What an assertion raises that stays in such kernels: an extent that is not known until it runs
 may be too large."""
+CPU = 1
+"""The device type of host memory (`kDLCPU`)."""
 STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
 
 
-def _on_stack(alloc: Any) -> Any:
-    """Marks a small buffer of scope `local` so that it is not moved to the heap.
+def _on_stack(alloc: Any, scopes: Sequence[str]) -> Any:
+    """Marks a small buffer of those scopes so that it is not moved to the heap.
 
     TVM takes buffers above 1 KiB from a workspace; LLVM then cannot see that nobody else reads
     them, stores every accumulator, and keeps main loops' accumulators alive through tail loops
-    (a register tile of 6 x 64 with a tail: 210 instead of 490 GFLOP/s).
+    (a register tile of 6 x 64 with a tail: 210 instead of 490 GFLOP/s). Every task asks for them
+    anew, which takes a third as long as a row (softmax of 1024 rows of 512: 62 us, 46 so).
     """
     buffer = alloc.buffer
-    if buffer.scope() != "local" or not all(isinstance(e, tirx.IntImm) for e in buffer.shape):
+    if buffer.scope() not in scopes or not all(isinstance(e, tirx.IntImm) for e in buffer.shape):
         return alloc
     if prod(int(e) for e in buffer.shape) * element_bytes(buffer) > STACK_BYTES:
         return alloc
@@ -93,26 +97,41 @@ def _unchecked(check: Any) -> Any:
     return check if str(check.error_kind.value) == LIMIT else tirx.Evaluate(0)
 
 
-_PLACED = (
-    (tirx.AllocBuffer, _on_stack),
-    (tirx.AttrStmt, _anywhere),
-    (ir.Call, _from_its_offset),
-)
+def _placed(func: PrimFunc, *more: Any) -> PrimFunc:
+    scopes = ("local",) if _calls_device(func) else ("local", "global")
+    kinds = (
+        (tirx.AllocBuffer, partial(_on_stack, scopes=scopes)),
+        (tirx.AttrStmt, _anywhere),
+        (ir.Call, _from_its_offset),
+        *more,
+    )
+    return func.with_body(structural_map(func.body, kinds, order="post"))
+
+
+def _calls_device(func: PrimFunc) -> bool:
+    """Whether what a function allocates may be memory of a GPU."""
+    devices = set[int]()
+
+    def look(attribute: Any) -> None:
+        if attribute.attr_key == "device_type":
+            devices.add(int(attribute.value))
+
+    structural_walk(func.body, [(tirx.AttrStmt, look)])
+    return bool(devices - {CPU})
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="PlaceBuffers")
 def place_buffers(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
-    """Register tiles stay on the stack, where LLVM turns them into registers; arguments may lie
-    anywhere, and begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels refuse
-    tensors with an offset."""
-    return func.with_body(structural_map(func.body, _PLACED, order="post"))
+    """Small buffers stay on the stack, where LLVM turns register tiles into registers; arguments
+    may lie anywhere, and begin anywhere in their memory (`graph/plan_memory.py`): TVM's kernels
+    refuse tensors with an offset."""
+    return _placed(func)
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="PlaceUnchecked")
 def place_unchecked(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """The same, and arguments are taken as they come."""
-    kinds = (*_PLACED, (tirx.AssertStmt, _unchecked))
-    return func.with_body(structural_map(func.body, kinds, order="post"))
+    return _placed(func, (tirx.AssertStmt, _unchecked))
 
 
 def _for_cuda(mod: IRModule) -> bool:

@@ -1,0 +1,60 @@
+"""Small buffers of a task lie on the stack; those of a GPU, and large ones, do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm.script import tirx as T
+
+from tvm_ext.hardware import resolve
+from tvm_ext.tvm_api import Target, structural_walk, tirx, tvm
+from tvm_ext.tvm_lowering import KERNEL_PIPELINE, place_buffers
+
+ALLOCATES = "TVMBackendAllocWorkspace"
+
+
+def row_by_row(columns: int) -> Any:
+    """Rows turned round, through a buffer of each task."""
+
+    @T.prim_func(s_tir=True)
+    def main0(x: T.Buffer((4, columns), "float32"), y: T.Buffer((4, columns), "float32")):
+        for i in T.parallel(4):
+            with T.sblock("row"):
+                row = T.axis.spatial(4, i)
+                t = T.sblock_alloc_buffer((columns,))
+                for j in range(columns):
+                    with T.sblock("copy"):
+                        column = T.axis.spatial(columns, j)
+                        t[column] = x[row, column] + T.float32(1)
+                for j in range(columns):
+                    with T.sblock("turn"):
+                        column = T.axis.spatial(columns, j)
+                        y[row, column] = t[columns - 1 - column]
+
+    return main0
+
+
+def llvm_of(func: Any) -> str:
+    target = Target(resolve("cpu").target)
+    built = tvm.compile(tvm.IRModule({"main0": func}), target, tir_pipeline=KERNEL_PIPELINE)
+    modules = [built.mod, *built.mod.imports]
+    return next(m.inspect_source("ll") for m in modules if str(m.kind) == "llvm")
+
+
+@pytest.mark.parametrize(("columns", "heap"), [(100, False), (4096, False), (4097, True)])
+def test_up_to_16_kib(columns: int, heap: bool) -> None:
+    assert (ALLOCATES in llvm_of(row_by_row(columns))) == heap
+
+
+@pytest.mark.parametrize(("device", "marked"), [(1, True), (2, False)], ids=["cpu", "cuda"])
+def test_memory_between_kernels_of_a_gpu_is_its_own(device: int, marked: bool) -> None:
+    buffer = tirx.decl_buffer((600,), "float32", name="between")
+    used = tirx.SeqStmt(
+        [tirx.AllocBuffer(buffer), tirx.Evaluate(tirx.BufferLoad(buffer, [tirx.const(0)]))]
+    )
+    body = tirx.AttrStmt("default", "device_type", tirx.const(device), used)
+    func = place_buffers(tvm.IRModule({"main": tirx.PrimFunc([], body)}))["main"]
+    found: list[Any] = []
+    structural_walk(func.body, [(tirx.AllocBuffer, found.append)])
+    assert ["disable_lower_builtin" in one.annotations for one in found] == [marked]

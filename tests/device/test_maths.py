@@ -14,7 +14,7 @@ import pytest
 from scipy import special
 
 from tvm_ext import passes
-from tvm_ext.compute.maths import exp_to_half
+from tvm_ext.compute.maths import exp_down, exp_to_half
 from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.planner import plan_task
@@ -146,17 +146,22 @@ def test_function_is_within_its_bound(name: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_an_exponential_to_be_rounded_is_within_its_bound(machine: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "bound"), [(exp_down, 2.0**-23), (exp_to_half, 2.0**-13)], ids=["all", "half"]
+)
+def test_exponentials_of_no_positive_number_are_within_their_bounds(
+    function: Callable[[Any], Any], bound: float, machine: str
+) -> None:
     x = -np.abs(sweep())
 
     def of_each(x: Any) -> Any:
         made = relax.BlockBuilder.current()
-        return made.call_te(lambda t: te.compute(t.shape, lambda i: exp_to_half(t[i])), x)
+        return made.call_te(lambda t: te.compute(t.shape, lambda i: function(t[i])), x)
 
     got = call(of_each, machine, x)
     with np.errstate(all="ignore"):
         exact = np.exp(x.astype(np.float64))
-    assert_within(got, exact, 2.0**-13 * exact, x)
+    assert_within(got, exact, bound * exact, x)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -99,7 +99,7 @@ def scores_of(k: Tensor, turned: Tensor, keys: int, product: Callable[[Any, Any]
 
 
 def weight_of(
-    scores: Tensor, bias: Tensor | None, known: int, exp: Callable[[Any], Any] = maths.exp
+    scores: Tensor, bias: Tensor | None, known: int, exp: Callable[[Any], Any] = maths.exp_down
 ) -> Callable[..., Any]:
     """What a value counts before all are divided by their sum: a function of batch, head, key and
     query. A key beyond the `known` ones counts nothing."""

@@ -183,17 +183,30 @@ def exp(x: Expr) -> Expr:
     return bind(x, whole)
 
 
+def exp_down(x: Expr) -> Expr:
+    """e**x of no positive x within 2^-23, as softmax asks for."""
+    return _down(x, lambda v, joined: _exp_pieces(v, 1, joined, bias=127))
+
+
 def exp_to_half(x: Expr) -> Expr:
     """e**x of no positive x within 2^-13, for what is rounded to the 8 bits of a bfloat16: a
-    cubic, and one comparison, since a product passes a NaN on."""
+    cubic."""
+    ln2 = (_LN2_HIGH + _LN2_LOW,)
+
+    def pieces(v: Expr, joined: Callable[[Expr, Expr], Expr]) -> Expr:
+        return _by_powers_of_two(v, 1, lambda r: horner(_EXP_HALF, r), ln2, joined, bias=127)
+
+    return _down(x, pieces)
+
+
+def _down(x: Expr, pieces: Callable[[Expr, Callable[[Expr, Expr], Expr]], Expr]) -> Expr:
+    """e**r times 2**n: one comparison, since a product passes a NaN on."""
 
     def joined(value: Expr, power: Expr) -> Expr:
         return value * tirx.reinterpret("float32", power)
 
     def whole(v: Expr) -> Expr:
-        ln2 = (_LN2_HIGH + _LN2_LOW,)
-        value = _by_powers_of_two(v, 1, lambda r: horner(_EXP_HALF, r), ln2, joined, bias=127)
-        return tirx.Select(v < const(_EXP_LOW), const(0.0), value)
+        return tirx.Select(v < const(_EXP_LOW), const(0.0), pieces(v, joined))
 
     return bind(x, whole)
 

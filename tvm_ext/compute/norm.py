@@ -95,20 +95,18 @@ def softmax(x: Tensor, axis: int, lanes: int, log: bool = False) -> Tensor:
     """Softmax (or its logarithm) along one axis, the row maximum taken out first."""
     axes = [axis]
     top = reduce_axes(x, axes, "max", lanes, "row_max")
+
+    def power_of(value: Any, at: Sequence[Any]) -> Any:
+        return maths.exp_down(value - at_row(top, at, axes))
+
     if log:
-        total = reduce_axes(
-            x, axes, "sum", lanes, "row_sum", lambda v, at: maths.exp(v - at_row(top, at, axes))
-        )
+        total = reduce_axes(x, axes, "sum", lanes, "row_sum", power_of)
 
         def log_body(*at: Any) -> Any:
             return x[at] - at_row(top, at, axes) - tirx.log(at_row(total, at, axes))
 
         return te.compute(x.shape, log_body, name="log_softmax")
-    power = te.compute(
-        x.shape,
-        lambda *at: maths.exp(x[at] - at_row(top, at, axes)),
-        name="row_exp",
-    )
+    power = te.compute(x.shape, lambda *at: power_of(x[at], at), name="row_exp")
     total = reduce_axes(power, axes, "sum", lanes, "row_sum")
     return te.compute(
         x.shape,

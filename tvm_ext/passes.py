@@ -141,10 +141,9 @@ def graph_passes(
     )
     pooled = [] if extent else [PoolSquares()]
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
-    by_kind = [LowerTopK(hardware), LowerNonMax(hardware)]
-    if hardware.kind == "cuda":
-        by_kind = [LowerScan()]
-    widened = [] if hardware.kind == "cuda" else [Widen()]
+    on_cuda = hardware.kind == "cuda"
+    by_kind = [LowerScan()] if on_cuda else [LowerTopK(hardware), LowerNonMax(hardware)]
+    widened = [] if on_cuda else [Widen()]
     return [
         *widened,
         LowerEinsum(),

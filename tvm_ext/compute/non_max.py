@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import ceil
 from typing import Any, NamedTuple
 
-from tvm_ext.compute.top_k import TopK
+from tvm_ext.compute.maths import const, integer
+from tvm_ext.compute.top_k import TopK, extreme, times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -53,6 +53,11 @@ class NonMaxSuppression:
     lanes: int
 
     @property
+    def rows(self) -> int:
+        """Classes of all images, each worked on by itself."""
+        return self.images * self.classes
+
+    @property
     def kept(self) -> int:
         """Boxes of a class and image that can be kept."""
         return min(self.most, self.length)
@@ -60,14 +65,14 @@ class NonMaxSuppression:
     @property
     def cycles(self) -> float:
         """About how long it takes if all that can be are kept, at the first pick."""
-        return self._order.cycles + self._order.rows * self.kept**2 / self.lanes * 8
+        return self._order.cycles + self.rows * self.kept**2 / self.lanes * 8
 
     def __call__(self, boxes: Tensor, scores: Tensor, *, parallel: bool) -> Sequence[Tensor]:
         """Image, class and box of those kept, int64 [images * classes * length, 3], of which the
         first so many are written, and that number, int64 [1]; of boxes [images, length, 4], float32
         (y, x, y, x of any two opposite corners), and scores [images * classes, length], float32.
         Equal scores come in the order of their boxes."""
-        shapes = [(self.images * self.classes * self.length, 3), (1,)]
+        shapes = [(self.rows * self.length, 3), (1,)]
         return te.extern(
             shapes,
             [boxes, scores],
@@ -78,25 +83,26 @@ class NonMaxSuppression:
 
     @property
     def _order(self) -> TopK:
-        rows = self.images * self.classes
-        return TopK(rows, self.length, self.kept, True, self.lanes)
+        return TopK(self.rows, self.length, self.kept, True, self.lanes)
 
     def _program(self, boxes: Any, scores: Any, rows: Any, total: Any, *, parallel: bool) -> Any:
-        own = self._order.rows
+        own = self.rows
         with IRBuilder() as builder:
-            with Build.serial(_int(0), _int(1)):  # a builder takes one statement
+            with times(1):  # a builder takes one statement
                 places = Build.alloc_buffer([own * self.kept], "int32")
                 counts = Build.alloc_buffer([own], "int32")
-                with (Build.parallel if parallel else Build.serial)(_int(0), _int(own)) as row:
+                with (Build.parallel if parallel else Build.serial)(
+                    integer(0), integer(own)
+                ) as row:
                     self._keep(boxes, scores, row, places, counts)
                 self._gather(places, counts, rows, total)
             return builder.get()
 
     def _gather(self, places: Any, counts: Any, rows: Any, total: Any) -> None:
         """rows = what all classes keep, one class after another."""
-        Build.buffer_store(total, _long(0), [0])
-        with Build.serial(_int(0), _int(self._order.rows)) as row:
-            with Build.serial(_int(0), counts[row]) as step:
+        Build.buffer_store(total, tirx.const(0, "int64"), [0])
+        with times(self.rows) as row:
+            with times(counts[row]) as step:
                 at = places[row * self.kept + step]
                 found = (tirx.floordiv(row, self.classes), tirx.floormod(row, self.classes), at)
                 for column, value in enumerate(found):
@@ -111,33 +117,33 @@ class NonMaxSuppression:
             *(Build.alloc_buffer([vectors * self.lanes], "float32") for _ in _Corners._fields)
         )
         waiting = Build.alloc_buffer([1], "int32")
-        with Build.serial(_int(0), _int(vectors)) as vector:  # of those not there the area is none
-            Build.buffer_store(known.area, self._all(0.0), [self._ramp(vector)])
-        Build.buffer_store(counts, _int(0), [row])
-        Build.buffer_store(waiting, _int(self.length), [0])
+        with times(vectors) as vector:  # of those not there the area is none
+            Build.buffer_store(known.area, self._all(const(0.0)), [self._ramp(vector)])
+        Build.buffer_store(counts, integer(0), [row])
+        Build.buffer_store(waiting, integer(self.length), [0])
         with Build.While(tirx.all(waiting[0] > 0, counts[row] < self.kept)):
             at = order.pick(keys, tops)
             Build.buffer_store(waiting, waiting[0] - 1, [0])
-            with Build.If(scores[row, at] > _float(self.least)), Build.Then():
+            with Build.If(scores[row, at] > const(self.least)), Build.Then():
                 box = self._corners(boxes, tirx.floordiv(row, self.classes), at)
-                lies_free = self._most_beyond(box, known, counts[row]) <= _float(0.0)
+                lies_free = self._most_beyond(box, known, counts[row]) == integer(0)
                 with Build.If(lies_free), Build.Then():
                     for buffer, value in zip(known, box, strict=True):
                         Build.buffer_store(buffer, value, [counts[row]])
                     Build.buffer_store(places, at, [row * self.kept + counts[row]])
                     Build.buffer_store(counts, counts[row] + 1, [row])
             # a NaN, which comes before all others, is neither above nor below
-            with Build.If(scores[row, at] <= _float(self.least)), Build.Then():
-                Build.buffer_store(waiting, _int(0), [0])
+            with Build.If(scores[row, at] <= const(self.least)), Build.Then():
+                Build.buffer_store(waiting, integer(0), [0])
 
     def _most_beyond(self, box: _Corners, known: _Corners, count: Expr) -> Expr:
         """1 if a box overlaps one of the first `count` that are kept by too much, else 0."""
-        found, all_of_it = Build.alloc_buffer([self.lanes], "float32"), self._ramp(_int(0))
-        Build.buffer_store(found, self._all(0.0), [all_of_it])
-        with Build.serial(_int(0), tirx.floordiv(count + self.lanes - 1, self.lanes)) as vector:
-            beyond = tirx.max(found[all_of_it], self._beyond(box, known, vector))
-            Build.buffer_store(found, beyond, [all_of_it])
-        return reduce(tirx.max, [found[lane] for lane in range(self.lanes)])
+        found, whole = Build.alloc_buffer([self.lanes], "int32"), self._ramp(integer(0))
+        Build.buffer_store(found, self._all(integer(0)), [whole])
+        with times(tirx.floordiv(count + self.lanes - 1, self.lanes)) as vector:
+            beyond = tirx.max(found[whole], self._beyond(box, known, vector))
+            Build.buffer_store(found, beyond, [whole])
+        return extreme([found[whole]])
 
     def _corners(self, boxes: Any, image: Expr, at: Expr) -> _Corners:
         y, x, other_y, other_x = (Build.bind(boxes[image, at, place]) for place in range(4))
@@ -147,31 +153,21 @@ class NonMaxSuppression:
 
     def _beyond(self, box: _Corners, known: _Corners, vector: Expr) -> Expr:
         """1 for those of a vector of boxes kept that a box overlaps by too much, else 0."""
-        one = _Corners(*(tirx.Broadcast(value, self.lanes) for value in box))
+        one = _Corners(*map(self._all, box))
         other = _Corners(*(buffer[self._ramp(vector)] for buffer in known))
         height = tirx.min(one.bottom, other.bottom) - tirx.max(one.top, other.top)
         width = tirx.min(one.right, other.right) - tirx.max(one.left, other.left)
-        common = Build.bind(tirx.max(height, self._all(0.0)) * tirx.max(width, self._all(0.0)))
+        common = Build.bind(
+            tirx.max(height, self._all(const(0.0))) * tirx.max(width, self._all(const(0.0)))
+        )
         union = Build.bind(one.area + other.area - common)
-        ratio = common / tirx.Select(union > self._all(0.0), union, self._all(1.0))
-        real = tirx.min(tirx.min(one.area, other.area), union) > self._all(0.0)
-        much = tirx.Select(ratio > self._all(self.overlap), self._all(1.0), self._all(0.0))
-        return tirx.Select(real, much, self._all(0.0))
+        ratio = common / tirx.Select(union > self._all(const(0.0)), union, self._all(const(1.0)))
+        real = tirx.min(tirx.min(one.area, other.area), union) > self._all(const(0.0))
+        no, yes = self._all(integer(0)), self._all(integer(1))
+        return tirx.Select(real, tirx.Select(ratio > self._all(const(self.overlap)), yes, no), no)
 
     def _ramp(self, vector: Expr) -> Expr:
-        return tirx.Ramp(vector * self.lanes, _int(1), self.lanes)
+        return tirx.Ramp(vector * self.lanes, integer(1), self.lanes)
 
-    def _all(self, value: float) -> Expr:
-        return tirx.Broadcast(_float(value), self.lanes)
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
-def _long(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
-def _float(value: float) -> Expr:
-    return tirx.const(value, "float32")
+    def _all(self, value: Expr) -> Expr:
+        return tirx.Broadcast(value, self.lanes)

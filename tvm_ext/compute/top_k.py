@@ -19,6 +19,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+from tvm_ext.compute.maths import integer
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -79,9 +80,11 @@ class TopK:
 
     def _program(self, x: Any, values: Any, places: Any, *, parallel: bool) -> Any:
         with IRBuilder() as builder:
-            with (Build.parallel if parallel else Build.serial)(_int(0), _int(self.rows)) as row:
+            with (Build.parallel if parallel else Build.serial)(
+                integer(0), integer(self.rows)
+            ) as row:
                 keys, tops = self.start(x, row)
-                with _times(self.count) as place:
+                with times(self.count) as place:
                     at = self.pick(keys, tops)
                     Build.buffer_store(values, x[row, at], [row, place])
                     Build.buffer_store(places, at.astype("int64"), [row, place])
@@ -93,48 +96,48 @@ class TopK:
         tops = Build.alloc_buffer([self._room], "int32")
         self._fill_keys(x, row, keys)
         if self.blocks > 1:
-            with _times(self.blocks) as block:
-                Build.buffer_store(tops, _extreme(self._block(keys, block)), [block])
+            with times(self.blocks) as block:
+                Build.buffer_store(tops, extreme(self._block(keys, block)), [block])
             self._fill(tops, self.blocks, self._room)
         return keys, tops
 
     def pick(self, keys: Any, tops: Any) -> Expr:
         """Takes the first of the largest that are left; its place."""
-        first = self._vectors(tops if self.blocks > 1 else keys, _int(0), self._room)
-        top = Build.bind(_extreme(first))
-        block = Build.bind(self._place(first, top)) if self.blocks > 1 else _int(0)
+        first = self._vectors(tops if self.blocks > 1 else keys, integer(0), self._room)
+        top = Build.bind(extreme(first))
+        block = Build.bind(self._place(first, top)) if self.blocks > 1 else integer(0)
         own = self._block(keys, block)
         place = Build.bind(self._place(own, top))
         at = Build.bind(block * self.block + place)
         if self.blocks > 1:
-            least, taken = self._all(_int(LEAST)), self._all(place)
+            least, taken = self._all(integer(LEAST)), self._all(place)
             left = [
-                tirx.Select(self._ramp(_int(at)) == taken, least, vector)
+                tirx.Select(self._ramp(integer(at)) == taken, least, vector)
                 for at, vector in zip(range(0, self.block, self.lanes), own, strict=True)
             ]
-            Build.buffer_store(tops, _extreme(left), [block])
-        Build.buffer_store(keys, _int(LEAST), [at])
+            Build.buffer_store(tops, extreme(left), [block])
+        Build.buffer_store(keys, integer(LEAST), [at])
         return at
 
     def _fill_keys(self, x: Any, row: Expr, keys: Any) -> None:
         """keys = x as integers in the same order, and less than any beyond the row's end."""
         whole = self.length // self.lanes * self.lanes
-        with _times(whole // self.lanes) as step:
+        with times(whole // self.lanes) as step:
             at = self._ramp(step * self.lanes)
             Build.buffer_store(keys, self._key(x[row, at], self.lanes), [at])
-        with _times(self.length - whole) as step:
+        with times(self.length - whole) as step:
             Build.buffer_store(keys, self._key(x[row, step + whole], 1), [step + whole])
         self._fill(keys, self.length, self.blocks * self.block)
 
     def _fill(self, buffer: Any, begin: int, end: int) -> None:
-        with _times(end - begin) as step:
-            Build.buffer_store(buffer, _int(LEAST), [step + begin])
+        with times(end - begin) as step:
+            Build.buffer_store(buffer, integer(LEAST), [step + begin])
 
     def _key(self, value: Expr, lanes: int) -> Expr:
         """The bits of a float are in order but for the sign: of negative ones the others turn."""
 
         def of(number: int) -> Expr:
-            return _int(number) if lanes == 1 else self._all(_int(number))
+            return integer(number) if lanes == 1 else self._all(integer(number))
 
         bits = tirx.reinterpret("int32" if lanes == 1 else f"int32x{lanes}", value)
         turned = bits ^ ((bits >> of(31)) & of(NOWHERE))
@@ -145,10 +148,12 @@ class TopK:
     def _place(self, vectors: Sequence[Expr], top: Expr) -> Expr:
         """Where the first of some vectors' elements is that is as large as `top`."""
         found = [
-            tirx.Select(vector == self._all(top), self._ramp(_int(at)), self._all(_int(NOWHERE)))
+            tirx.Select(
+                vector == self._all(top), self._ramp(integer(at)), self._all(integer(NOWHERE))
+            )
             for at, vector in zip(range(0, NOWHERE, self.lanes), vectors, strict=False)
         ]
-        return _extreme(found, "min")
+        return extreme(found, "min")
 
     def _block(self, keys: Any, block: Expr) -> list[Expr]:
         return self._vectors(keys, block * self.block, self.block)
@@ -157,7 +162,7 @@ class TopK:
         return [buffer[self._ramp(begin + at)] for at in range(0, count, self.lanes)]
 
     def _ramp(self, begin: Expr) -> Expr:
-        return tirx.Ramp(begin, _int(1), self.lanes)
+        return tirx.Ramp(begin, integer(1), self.lanes)
 
     def _all(self, value: Expr) -> Expr:
         return tirx.Broadcast(value, self.lanes)
@@ -168,7 +173,7 @@ class TopK:
         return ceil(self.blocks / self.lanes) * self.lanes if self.blocks > 1 else self.block
 
 
-def _extreme(vectors: Sequence[Expr], how: str = "max") -> Expr:
+def extreme(vectors: Sequence[Expr], how: str = "max") -> Expr:
     """The largest, or least, element of some vectors."""
     larger = {"max": tirx.max, "min": tirx.min}[how]
     while len(vectors) > 1:  # pairs of pairs, which do not wait for each other
@@ -177,9 +182,6 @@ def _extreme(vectors: Sequence[Expr], how: str = "max") -> Expr:
     return tirx.call_llvm_pure_intrin("int32", f"llvm.vector.reduce.s{how}", vectors[0])
 
 
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
-def _times(count: int) -> AbstractContextManager[Expr]:
-    return Build.serial(_int(0), _int(count))
+def times(count: Any) -> AbstractContextManager[Expr]:
+    """A loop of so many steps, a number or an expression."""
+    return Build.serial(integer(0), integer(count) if isinstance(count, int) else count)

@@ -13,21 +13,16 @@ from math import prod
 from typing import Any
 
 from tvm_ext.compute.top_k import LARGEST, TopK
-from tvm_ext.graph.legalise_norm import STANDS_ALONE
+from tvm_ext.graph.written_kernel import call_written
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
-    mark_written,
     op_name,
     relax,
     rewritten,
     static_extents,
-    te,
     tvm,
 )
-
-LEAST_CYCLES = 20_000
-"""Work that is worth sharing out among cores."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerTopK")
@@ -66,7 +61,7 @@ class _Rewriter(relax.PyExprMutator):
         kernel = TopK(prod(outer), length, count, bool(attrs.largest), self._hardware.lanes(4))
         turned = x if axis == last else self.builder_.emit(relax.op.permute_dims(x, order))
         rows = self.builder_.emit(relax.op.reshape(turned, (kernel.rows, length)))
-        made = self._called(kernel, rows)
+        made = call_written(self.builder_, kernel, "top_k", [rows], self._hardware)
         wanted = {"both": (0, 1), "values": (0,), "indices": (1,)}[str(attrs.ret_type)]
         results = []
         for place in wanted:
@@ -78,15 +73,3 @@ class _Rewriter(relax.PyExprMutator):
         if len(results) == 1:
             return results[0]
         return relax.Tuple([self.builder_.emit(one) for one in results])
-
-    def _called(self, kernel: TopK, rows: Any) -> Any:
-        cores = min(self._hardware.cores, kernel.rows) if kernel.cycles > LEAST_CYCLES else 1
-        # not by the builder, which makes all of a kernel's numbers 64 bits wide
-        x = te.placeholder((kernel.rows, kernel.length), "float32", name="x")
-        func = te.create_prim_func([x, *kernel(x, parallel=cores > 1)])
-        func = func.without_attr("global_symbol")
-        func = mark_written(func.with_attrs(STANDS_ALONE), kernel.cycles / cores)
-        shape = (kernel.rows, kernel.count)
-        types = [relax.TensorType(shape, dtype) for dtype in ("float32", "int64")]
-        name = self.builder_.add_func(func, "top_k")
-        return self.builder_.emit(relax.call_tir(name, [rows], types))

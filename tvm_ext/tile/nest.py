@@ -95,8 +95,8 @@ class Nest:
         is fetched again, except where the loops right outside it leave an access in place. A line
         of which one step of a reduction takes a part is still there for the next; on other axes it
         may be gone (maps of 256 channels by 8 instead of 16: 220 → 413 us). Crowded rows fit as if
-        they were as many times larger. What goes to every lane waits for them where it is for them
-        alone that it does not fit.
+        they were as many times larger. Of what goes to every lane they count as crowded where it is
+        only for them that it does not fit.
         """
         total, crowded = 0.0, 0.0
         both = [now + coming for now, coming in zip(self._held, self._coming, strict=True)]

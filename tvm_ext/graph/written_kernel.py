@@ -1,0 +1,36 @@
+"""Calls of kernels that are written loop by loop, with nothing left to plan.
+
+    made = TopK(rows, length, count, ...)   →   call_tir(top_k, x)
+
+A kernel says of itself how many rows it works on, which cores share out, and about how long it
+takes; called with its inputs it writes the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext.compute.non_max import NonMaxSuppression
+from tvm_ext.compute.top_k import TopK
+from tvm_ext.graph.legalise_norm import STANDS_ALONE
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tvm_api import mark_written, relax, static_extents, te
+
+WrittenKernel = TopK | NonMaxSuppression
+LEAST_CYCLES = 20_000
+"""Work that is worth sharing out among cores."""
+
+
+def call_written(
+    builder: Any, kernel: WrittenKernel, name: str, inputs: Sequence[Any], hardware: HardwareModel
+) -> Any:
+    """The call of a kernel on inputs of static shape; a tuple of its results."""
+    cores = min(hardware.cores, kernel.rows) if kernel.cycles > LEAST_CYCLES else 1
+    # not by the builder, which makes all of a kernel's numbers 64 bits wide
+    given = [te.placeholder(static_extents(x.ty), str(x.ty.dtype.dtype), name="x") for x in inputs]
+    results = kernel(*given, parallel=cores > 1)
+    func = te.create_prim_func([*given, *results]).without_attr("global_symbol")
+    func = mark_written(func.with_attrs(STANDS_ALONE), kernel.cycles / cores)
+    types = [relax.TensorType([int(e) for e in one.shape], one.dtype) for one in results]
+    return builder.emit(relax.call_tir(builder.add_func(func, name), list(inputs), types))

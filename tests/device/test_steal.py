@@ -1,4 +1,5 @@
-"""Tasks handed out: every one is done once, whatever the number of tasks, cores and threads."""
+"""Tasks handed out: every one is done once, whatever the number of tasks, cores and threads, and
+none before all those of the phase before it."""
 
 from __future__ import annotations
 
@@ -32,6 +33,35 @@ def counting(tasks: int) -> PrimFunc:
     return main.with_attr("tirx.is_scheduled", 1)
 
 
+def turning(rows: int, columns: int) -> PrimFunc:
+    """Each task of a phase reads what all tasks of the one before it write."""
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((rows, columns), "float32"),
+        b: T.Buffer((columns, rows), "float32"),
+        c: T.Buffer((rows, columns), "float32"),
+        d: T.Buffer((columns, rows), "float32"),
+    ):
+        for t in T.parallel(columns):
+            for i in range(rows):
+                with T.sblock("first"):
+                    v, w = T.axis.remap("SS", [t, i])
+                    b[v, w] = a[w, v] + T.float32(1)
+        for t in T.parallel(rows):
+            for i in range(columns):
+                with T.sblock("second"):
+                    v, w = T.axis.remap("SS", [t, i])
+                    c[v, w] = b[w, v] * T.float32(2)
+        for t in T.parallel(columns):
+            for i in range(rows):
+                with T.sblock("third"):
+                    v, w = T.axis.remap("SS", [t, i])
+                    d[v, w] = c[w, v] - T.float32(3)
+
+    return main.with_attr("tirx.is_scheduled", 1)
+
+
 def compiled(func: PrimFunc) -> Any:
     module = IRModule({"main": func.with_attr("global_symbol", "main")})
     return tvm.compile(module, target=TARGET, tir_pipeline=TIR_PIPELINE)
@@ -55,6 +85,39 @@ def test_every_task_is_done_once(tasks: int) -> None:
     for _ in range(50):
         kernel(tvm.runtime.tensor(a), b)
     np.testing.assert_allclose(b.numpy(), 50 * a, rtol=1e-4)
+
+
+def launches(func: PrimFunc) -> int:
+    """How many parallel loops are left of a function's."""
+    found: list[Any] = []
+    body = steal_tasks(IRModule({"main": func.with_attr("target", TARGET)}))["main"].body
+    structural_walk(body, (tirx.For, found.append))
+    return sum(loop.kind == tirx.ForKind.PARALLEL for loop in found)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 50), (50, 1), (7, 13), (200, 97)])
+def test_phases_of_one_launch_wait_for_each_other(shape: tuple[int, int]) -> None:
+    func = mark_steal(turning(*shape))
+    assert launches(func) == 1
+    kernel = compiled(func).jit()["main"]
+    a = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    b, c, d = (np.zeros(s, "float32") for s in (shape[::-1], shape, shape[::-1]))
+    for _ in range(200):
+        out = [tvm.runtime.tensor(one) for one in (b, c, d)]
+        kernel(tvm.runtime.tensor(a), *out)
+        np.testing.assert_allclose(out[2].numpy(), (a.T + 1) * 2 - 3, rtol=1e-5)
+
+
+def test_loops_with_others_between_them_are_launched_apart() -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
+        for t in T.parallel(64):
+            b[t] = a[t]
+        b[0] = T.float32(1)
+        for t in T.parallel(64):
+            b[t] = b[t] * T.float32(2)
+
+    assert launches(mark_steal(main)) == 2
 
 
 def test_several_kernels_of_one_module() -> None:
@@ -96,19 +159,25 @@ def test_tasks_that_allocate_and_count_in_64_bits() -> None:
     np.testing.assert_allclose(b.numpy(), 2 * a.sum(1), rtol=1e-3, atol=1e-3)
 
 
-def test_fewer_threads_than_cores_do_all_the_work() -> None:
-    """The one thread comes to its end and goes on with the tasks of cores that do not exist."""
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_other_numbers_of_threads_than_cores_do_all_the_work(threads: int) -> None:
+    """One thread comes to its end and goes on with the tasks of cores that do not exist."""
     script = (
         "import numpy as np; from test_steal import *\n"
         "kernel = compiled(mark_steal(counting(100))).jit()['main']\n"
         "b = tvm.runtime.tensor(np.zeros(100, 'float32'))\n"
         "kernel(tvm.runtime.tensor(np.ones(100, 'float32')), b)\n"
         "assert (b.numpy() == 1).all()\n"
+        "kernel = compiled(mark_steal(turning(30, 40))).jit()['main']\n"
+        "shapes = (30, 40), (40, 30), (30, 40), (40, 30)\n"
+        "a, *_, d = made = [tvm.runtime.tensor(np.ones(s, 'float32')) for s in shapes]\n"
+        "kernel(*made)\n"
+        "assert (d.numpy() == 1).all()\n"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "TVM_NUM_THREADS": "1", "PYTHONPATH": path},
+        env={**os.environ, "TVM_NUM_THREADS": str(threads), "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )

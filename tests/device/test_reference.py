@@ -328,15 +328,18 @@ def test_decisions_within_rounding_are_not_judged_and_others_are():
 
 def test_nothing_is_known_of_a_quotient_whose_divisor_may_be_zero() -> None:
     """A sum that cancels down to its own rounding error, as of weights that are learned."""
-    a, b, c = (te.placeholder((512,), F32, name) for name in "abc")
+    a, b, c, d = (te.placeholder((512,), F32, name) for name in "abcd")
     quotient = te.compute((512,), lambda i: a[i] / (te.exp(b[i]) + te.exp(c[i]) * -1.0))
-    reference = Reference.of(from_te(a, b, c, quotient))
+    root = te.compute((512,), lambda i: te.sqrt(te.abs(d[i] * quotient[i]) + 1.0))
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(512).astype(F32) for _ in range(3)]
+    values = [rng.standard_normal(512).astype(F32) for _ in range(4)]
     values[2][:8] = np.nextafter(values[1][:8], np.float32(np.inf))
-    points = reference.points(values, 0, choose((512,), None, count=512))
-    assert np.isinf(points.bounds[:8]).all()
-    assert np.isfinite(points.bounds[8:]).all()
+    values[3][:4] = 0  # times it no more is known
+    for made, given in ((quotient, values[:3]), (root, values)):
+        reference = Reference.of(from_te(*(a, b, c, d)[: len(given)], made))
+        points = reference.points(given, 0, choose((512,), None, count=512))
+        assert np.isinf(points.bounds[:8]).all()
+        assert np.isfinite(points.bounds[8:]).all()
 
 
 def test_integer_results_are_exact():

@@ -88,31 +88,39 @@ def product(left: Any, right: Any) -> Any:
     return te.compute((*batch, rows, right.shape[-1]), body)
 
 
-def cosine_attention(shape: tuple[int, ...]) -> PrimFunc:
-    """Of keys that are divided by their length, two masks added: rows of a norm before a product,
-    and those of a softmax behind it."""
+def unit(x: Any) -> Any:
+    """Rows divided by their lengths."""
+    return topi.divide(x, topi.sqrt(topi.sum(topi.multiply(x, x), -1, True)))
+
+
+def cosine_attention(shape: tuple[int, ...], both: bool) -> PrimFunc:
+    """Of keys, perhaps queries too, that are divided by their length, two masks added: rows of
+    norms before a product, and those of a softmax behind it."""
     q, k, v = (te.placeholder(shape, "float32", name) for name in "qkv")
     mask = te.placeholder((shape[0], 1, shape[2], shape[2]), "float32", "mask")
     length = te.placeholder((*shape[:-1], 1), "float32", "length")
-    unit = topi.divide(k, topi.sqrt(topi.sum(topi.multiply(k, k), -1, True)))
-    scores = product(topi.divide(q, length), topi.transpose(unit, (0, 1, 3, 2)))
+    queries = topi.divide(unit(q) if both else q, length)
+    scores = product(queries, topi.transpose(unit(k), (0, 1, 3, 2)))
     scores = topi.add(topi.add(scores, mask), mask)
     mixed = product(softmax(scores, 3, HARDWARE.lanes(4)), v)
     return te.create_prim_func([q, k, v, mask, length, mixed])
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 64, 10), (6, 2, 49, 32), (2, 1, 16, 16)], ids=str)
-def test_rows_before_a_product_are_computed_before_it(shape: tuple[int, ...]) -> None:
-    """One piece had been made of the norm's rows and the softmax's, and the norm came last."""
-    func = cosine_attention(shape)
+@pytest.mark.parametrize("both", [False, True])
+def test_rows_before_a_product_are_computed_before_it(shape: tuple[int, ...], both: bool) -> None:
+    """One piece had been made of the norm's rows and the softmax's, and the norm came last; of two
+    norms the length of the first was taken after it was divided by."""
+    func = cosine_attention(shape, both)
     graph = make_task(func, "cosine").graph
     assert graph is not None
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(shape) for _ in "qkv")
     mask = rng.standard_normal((shape[0], 1, shape[2], shape[2]))
     length = 1 + rng.random((*shape[:-1], 1))
-    unit = k / np.sqrt((k * k).sum(-1, keepdims=True))
-    expected = special.softmax(q / length @ unit.swapaxes(-1, -2) + 2 * mask, -1) @ v
+    keys, queries = (x / np.sqrt((x * x).sum(-1, keepdims=True)) for x in (k, q))
+    scores = (queries if both else q) / length @ keys.swapaxes(-1, -2)
+    expected = special.softmax(scores + 2 * mask, -1) @ v
     candidates = pick_strips(graph, HARDWARE)
     assert candidates
     for candidate in candidates:

@@ -26,7 +26,7 @@ from tvm_ext.tir.write_block import write_block
 from tvm_ext.tir.write_chain import write_chain
 from tvm_ext.tir.write_flat import write_flat, write_loose
 from tvm_ext.tir.write_gpu import write_block_flat, write_block_loose, write_block_rows
-from tvm_ext.tir.write_rows import write_rows
+from tvm_ext.tir.write_rows import with_loops, write_rows
 from tvm_ext.tir.write_split import write_split
 from tvm_ext.tir.write_strips import write_strips
 from tvm_ext.tir.write_tile import write_tile
@@ -97,6 +97,8 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     loose = write_block_loose if plan.rule.startswith("block") else write_loose
     named: set[int] = set()
     try:
+        if any(part.rule == "rows" for part in parts):  # before any block is part of another
+            with_loops(prepared)
         for part in parts:
             RULES[part.rule](prepared, part)
             named |= written(prepared, part)

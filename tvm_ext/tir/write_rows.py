@@ -35,10 +35,14 @@ on current cores."""
 
 def write_rows(prepared: Prepared, plan: TilePlan) -> None:
     """Schedules the anchor (the last stage) by rows and computes the attached stages per row."""
-    for other in prepared.blocks:
-        if not prepared.schedule.get_loops(other):
-            prepared.schedule.add_unit_loop(other)  # TVM's rfactor fails beside one without loops
     write_parted_rows(prepared, plan, parted_reductions(prepared, plan))
+
+
+def with_loops(prepared: Prepared) -> None:
+    """Gives every block a loop: TVM's rfactor fails beside one without."""
+    for block in prepared.blocks:
+        if not prepared.schedule.get_loops(block):
+            prepared.schedule.add_unit_loop(block)
 
 
 def parted_reductions(prepared: Prepared, plan: TilePlan) -> dict[int, list[SBlockRV]]:
@@ -49,9 +53,13 @@ def parted_reductions(prepared: Prepared, plan: TilePlan) -> dict[int, list[SBlo
 
 
 def write_parted_rows(
-    prepared: Prepared, plan: TilePlan, partial: Mapping[int, list[SBlockRV]]
+    prepared: Prepared,
+    plan: TilePlan,
+    partial: Mapping[int, list[SBlockRV]],
+    *,
+    moved: bool = False,
 ) -> None:
-    """`write_rows` with partial reductions that are there already."""
+    """`write_rows` with partial reductions that are there already, perhaps `moved` since."""
     schedule = prepared.schedule
     node, block = prepared.graph.nodes[plan.anchor], prepared.blocks[plan.anchor]
     rows = check_rows(prepared.graph, plan)
@@ -67,8 +75,8 @@ def write_parted_rows(
     # read, and of a producer of y[3 * i + j] computes j < 2 only (8 elements of rows of 6).
     for stage in (plan.anchor, *reversed(attached)) if row is not None else ():
         whole = [prepared.blocks[stage]] if stage not in (plan.anchor, *placed) else []
-        for moved in (*whole, *reversed(partial[stage])):
-            schedule.compute_at(moved, row, preserve_unit_loops=True)
+        for one in (*whole, *reversed(partial[stage])):
+            schedule.compute_at(one, row, preserve_unit_loops=True)
     if node.kind == "map" and len(loops) > rows:
         lanes = interleaved(node.extents[-1], plan.lanes)
         vectorise_last(schedule, loops[-1], lanes, hint=is_affine(node))
@@ -83,7 +91,8 @@ def write_parted_rows(
         if in_lanes(prepared.graph, own) and rows < len(own.space):
             zeroed.append(_vectorise_across(prepared, stage, rows, plan.lanes))
         for part in reversed(partial[stage]):
-            zeroed.append(vectorise_partial(prepared, part, plan.lanes, row is not None))
+            anew = moved or row is not None
+            zeroed.append(vectorise_partial(prepared, part, plan.lanes, anew))
     if plan.parallel and row is not None:
         schedule.parallel(row)
     for part, loop in zeroed:

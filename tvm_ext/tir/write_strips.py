@@ -40,12 +40,13 @@ def write_strips(prepared: Prepared, plan: TilePlan) -> None:
     for stage, block in reversed(list(enumerate(blocks))):
         moved = [block] if block is not blocks[-1] else []
         for one in (*moved, *reversed(before[stage])):
-            schedule.compute_at(one, task, preserve_unit_loops=True)
+            # first of what is inside: stages keep their order, which loops that are merged rely on
+            schedule.compute_at(one, task, preserve_unit_loops=True, index=-2)
     if plan.parallel:
         schedule.parallel(task)  # TVM refuses it once reductions are taken apart
     for own, inside, partial in pieces:
         if inside.rule == "rows":
-            write_parted_rows(own, inside, partial)
+            write_parted_rows(own, inside, partial, moved=True)
         else:
             write_tile(own, inside)
         named = {inside.anchor, *(entry.stage for entry in inside.attach)}

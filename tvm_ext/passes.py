@@ -55,6 +55,7 @@ from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
+from tvm_ext.graph.stitch_global import StitchGlobal
 from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
 from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import resolve
@@ -109,6 +110,7 @@ __all__ = [
     "SplitPhases",
     "SplitReductions",
     "Stitch",
+    "StitchGlobal",
     "Widen",
     "graph_passes",
     "lowering_passes",
@@ -142,6 +144,7 @@ def graph_passes(
     pooled = [] if extent else [PoolSquares()]
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     on_cuda = hardware.kind == "cuda"
+    in_phases = [] if on_cuda else [StitchGlobal(predict_us, explain)]
     by_kind = [LowerScan()] if on_cuda else [LowerTopK(hardware), LowerNonMax(hardware)]
     widened = [] if on_cuda else [Widen()]
     return [
@@ -182,6 +185,7 @@ def graph_passes(
         AbsorbViews(predict_us, explain),
         by_strips,
         FuseMultiOutput(predict_us, explain=explain),
+        *in_phases,
         MemoryOrder(),
         *in_place,
     ]

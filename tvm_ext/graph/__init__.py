@@ -35,6 +35,7 @@ In the order the pipeline runs them:
   fuse_tiles     products, windows and what lies around them, strip by strip
   fuse_multi_output  kernels that share their rows, as one with several results (name_fields: after
                  lowering, names for them)
+  stitch_global  a product and the norm beside it as phases of one kernel
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated (concat_places: which)
   plan_memory    after lowering: tensors take turns in a few blocks of memory

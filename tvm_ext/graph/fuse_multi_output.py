@@ -29,8 +29,6 @@ GAIN = 0.2
 """Part of the time of the shorter of two that one kernel has to save. A launch saved is no gain:
 the kernels of other calls stay, and one more is compiled (two layer norms of one tensor in
 SegFormer: 0.995 times as fast)."""
-MOST_STEPS = 1000
-"""Bindings that a way back is looked for in, before one is taken for granted."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseMultiOutput")
@@ -90,29 +88,9 @@ class _Fuser(Grower):
             if number not in numbers | closed
             and number in calls.kernels
             and self.is_light(calls.kernels[number])
-            and not self._leads_back(calls, numbers | {number})
+            and not calls.leads_back(numbers | {number}, self._joined)
         ]
         return max(found, key=lambda number: (shared[number], number), default=None)
-
-    def _leads_back(self, calls: Calls, numbers: set[int]) -> bool:
-        """Whether a path from one of several calls to another goes by way of others, regions being
-        one call each."""
-        last, before = max(numbers), -1
-        while before != last:
-            before = last
-            last = max([last, *(max(one) for one in self._joined if min(one) < last)])
-        seen = set(numbers)
-        ahead = [reader for number in numbers for reader in calls.readers(number) - numbers]
-        while ahead:
-            number = ahead.pop()
-            if number in numbers or len(seen) > MOST_STEPS:
-                return True
-            if number in seen or not 0 <= number <= last:
-                continue
-            whole = next((one for one in self._joined if number in one), {number})
-            seen |= whole
-            ahead += [reader for one in whole for reader in calls.readers(one) - whole]
-        return False
 
     def gains(self, region: Region, before: Region, more: KernelCall) -> bool:
         """Whether one kernel takes clearly less time than a region without one of its kernels, and

@@ -6,7 +6,7 @@ b = call_tir(f, x); c = call_tir(g, b); d = h(b)   →   b, c = call_tir(f_g, x)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from tvm_ext.tvm_api import (
 )
 
 _MERGED = "merged"
+MOST_STEPS = 1000
+"""Bindings that a way back is looked for in, before one is taken for granted."""
 _NAMES = 6
 """Kernels that a region's name tells of."""
 
@@ -100,6 +102,26 @@ class Calls:
     def users(self, variable: Any) -> set[int]:
         """The places of bindings that take what a variable stands for."""
         return self._users.get(variable, set())
+
+    def leads_back(self, numbers: set[int], joined: Sequence[set[int]] = ()) -> bool:
+        """Whether a path from one of several calls to another goes by way of others; of those that
+        are `joined` each set is one call."""
+        last, before = max(numbers), -1
+        while before != last:
+            before = last
+            last = max([last, *(max(one) for one in joined if min(one) < last)])
+        seen = set(numbers)
+        ahead = [reader for number in numbers for reader in self.readers(number) - numbers]
+        while ahead:
+            number = ahead.pop()
+            if number in numbers or len(seen) > MOST_STEPS:
+                return True
+            if number in seen or not 0 <= number <= last:
+                continue
+            whole = next((one for one in joined if number in one), {number})
+            seen |= whole
+            ahead += [reader for one in whole for reader in self.readers(one) - whole]
+        return False
 
 
 def _is_kernel(binding: Any) -> bool:

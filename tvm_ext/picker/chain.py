@@ -203,7 +203,7 @@ def _at_root(work: _Work, cores: int, hw: HardwareModel) -> _Phases:
         transforms_ns=work.data / filled + work.results / rate,
         outside_ns=work.outside / rate,
         transforms_cycles=(work.before + work.after) / cores / hw.fma_per_cycle,
-        launch_us=3 * hw.launch_us + handed_on_us(through, cores, hw),
+        launch_us=hw.launch_us + 2 * hw.barrier_us + handed_on_us(through, cores, hw),
     )
 
 

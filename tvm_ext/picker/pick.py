@@ -42,8 +42,8 @@ from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
 from tvm_ext.picker.traffic import (
+    between_us,
     overlapped_us,
-    spilled_us,
     wants_prefetch,
     wants_results_ahead,
 )
@@ -65,7 +65,7 @@ from tvm_ext.tile.classify import (
     vector_axis,
     vectorisable,
 )
-from tvm_ext.tile.cut import Piece, cut, handed_on_bytes, joined
+from tvm_ext.tile.cut import Piece, cut, joined
 from tvm_ext.tile.fuse import along_rows, epilogue_of, in_vectors
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
@@ -106,8 +106,10 @@ def _picked(graph: TileGraph, hardware: HardwareModel, count: int, alone: bool) 
         found = pick_pieces(graph, pieces, hardware, count, alone=alone)
     if len(pieces) == 1 or not found:  # or a piece without any plan
         found = pick_piece(graph, hardware, count, alone=alone)
-    if len(pieces) > 1:
-        return sorted([*strips, *found], key=_latency)[:count]
+    if len(pieces) > 1 and found:
+        first = min([*strips[:1], found[0]], key=_latency)
+        others = (one for one in (*strips, *found) if one is not first)
+        return [first, *sorted(others, key=_latency)][:count]
     return [*strips, *found][:count]  # other plans' times are those of the stage that they tile
 
 
@@ -141,15 +143,14 @@ def pick_pieces(
     choices = [best]
     for place, candidates in enumerate(found):
         choices += [[*best[:place], other, *best[place + 1 :]] for other in candidates[1:]]
-    between_us = spilled_us(handed_on_bytes(graph, pieces), hardware.cores, hardware)
-    whole = [
-        Candidate(
-            joined(pieces, tuple(one.plan for one in choice)),
-            together([one.estimate for one in choice], between_us),
-        )
-        for choice in choices
-    ]
-    return sorted(whole, key=_latency)[:count]
+    whole = []
+    for choice in choices:
+        plans = tuple(one.plan for one in choice)
+        passing_us = between_us(graph, pieces, plans, hardware)
+        all_us = together([one.estimate for one in choice], passing_us)
+        whole.append(Candidate(joined(pieces, plans), all_us))
+    first, *others = whole  # each piece has the plan that is best between other kernels
+    return [first, *sorted(others, key=_latency)][:count]
 
 
 def pick_piece(

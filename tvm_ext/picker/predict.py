@@ -10,10 +10,10 @@ from tvm_ext.picker.perf import Estimate, estimate, together
 from tvm_ext.picker.split import split_estimate
 from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.picker.strip import strip_estimate
-from tvm_ext.picker.traffic import spilled_us
+from tvm_ext.picker.traffic import between_us
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.classify import transform_chain
-from tvm_ext.tile.cut import cut, handed_on_bytes, parted
+from tvm_ext.tile.cut import cut, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
 
@@ -26,9 +26,10 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         return strip_estimate(graph, plan, hw, predict)
     if plan.also:
         pieces = cut(graph)
-        parts = zip(pieces, parted(pieces, plan), strict=True)
-        between_us = spilled_us(handed_on_bytes(graph, pieces), hw.cores, hw)
-        return together([predict(piece.graph, part, hw) for piece, part in parts], between_us)
+        plans = parted(pieces, plan)
+        parts = zip(pieces, plans, strict=True)
+        passing_us = between_us(graph, pieces, plans, hw)
+        return together([predict(piece.graph, part, hw) for piece, part in parts], passing_us)
     if plan.rule == "tile":
         return estimate(graph, plan, hw)
     if plan.rule == "chain" and (chain := transform_chain(graph)):

@@ -5,12 +5,15 @@ Terms of the performance model (`perf`) beside the traffic of the loop nest itse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, inf, prod
 
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     has_reuse,
+    is_shared_out,
     is_small_window,
     packed_reads,
     producers,
@@ -18,6 +21,7 @@ from tvm_ext.tile.classify import (
     slides,
     whole_reduction,
 )
+from tvm_ext.tile.cut import Piece, handed_on_bytes
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.plan import TilePlan
@@ -114,6 +118,18 @@ def spilled_us(held_bytes: float, cores: int, hw: HardwareModel) -> float:
     """Time in which memory of a kernel's own comes that the cores' own caches do not hold: no other
     kernel touches it."""
     return cold_us(max(0.0, held_bytes - hw.own_cache_bytes * cores), inf, hw)
+
+
+def between_us(
+    graph: TileGraph, pieces: Sequence[Piece], plans: Sequence[TilePlan], hw: HardwareModel
+) -> float:
+    """What the pieces of a group take beside their own times: for what they hand on; a piece in
+    parallel behind another is no launch of its own, but waits at a barrier (`tvm_steal`)."""
+    passing_us = spilled_us(handed_on_bytes(graph, pieces), hw.cores, hw)
+    if not is_shared_out(graph):
+        return passing_us
+    phases = sum(1 for one, after in pairwise(plans) if one.parallel and after.parallel)
+    return passing_us - phases * max(0.0, hw.launch_us - hw.barrier_us)
 
 
 def cached_bytes(hw: HardwareModel) -> float:
@@ -237,7 +253,7 @@ def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         else:
             size_bytes = prod(producer.extents) * element_bytes
             total += size_bytes / (holding_gbps(hw, size_bytes, cores) * 1e3)
-            total += hw.launch_us if cores > 1 else 0.0
+            total += hw.barrier_us if cores > 1 else 0.0
     return total
 
 
@@ -269,7 +285,7 @@ def uncounted_us(graph: TileGraph, node: TileNode, hw: HardwareModel, cores: int
 
 
 def loose_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
-    """Time of stages that the plan says nothing of: each is a pass over memory and a launch of its
+    """Time of stages that the plan says nothing of: each is a pass over memory and a phase of its
     own (a Winograd chain behind another product, whose transforms no rule takes inside: 3500 us
     where the products take 1370)."""
     named = {plan.anchor, *producers(graph, plan.anchor), *(e.stage for e in plan.attach)}
@@ -280,7 +296,7 @@ def loose_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
         tensors = {access.tensor for access in (*node.reads, node.write)}
         size_bytes = sum(graph.tensors[tensor].size_bytes for tensor in tensors)
         total += size_bytes / (holding_gbps(hw, size_bytes, hw.cores) * 1e3)
-        total += hw.launch_us if hw.cores > 1 else 0.0
+        total += hw.barrier_us if hw.cores > 1 else 0.0
     return total
 
 

@@ -4,6 +4,8 @@
         →   matmul, scale | max, exp, sum, divide | matmul
     mean of columns; squares about it of columns; root
         →   mean of columns | squares about it of columns, root
+    matmul; add; mean of a row; squares about it; root
+        →   matmul, add | mean of a row, squares about it, root
 
 The kernel stays one: a plan's `also` holds the plans of the other pieces (Ansor §4.1 tiles every
 stage with data reuse; here each such stage is the anchor of a piece).
@@ -42,16 +44,18 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     """The pieces of a group in the order of their stages; the group itself if fewer than `least`
     stages are worth tiling, or if its stages belong together (Winograd, attention).
 
-    Worth it are stages with reuse; where there is none, and vectors lie across what is added up, so
-    that no rule takes stages together row by row, all reductions are, if there are several (a
-    variance over columns: 1105 us with a plan for one of two, with one for each 43) and no rows
-    that several results share.
+    Worth it are stages with reuse, and one alone beside other reductions; where there is none, and
+    vectors lie across what is added up, so that no rule takes stages together row by row, all
+    reductions are, if there are several (a variance over columns: 1105 us with a plan for one of
+    two, with one for each 43) and no rows that several results share.
     """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
     if not anchors and least > 1 and not _by_rows(graph):
         reductions = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
         if all(vectorisable(graph, graph.nodes[place]) for place in reductions):
             anchors = reductions
+    if any(n.kind == "reduce" for place, n in enumerate(graph.nodes) if place not in anchors):
+        least = 1
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
         return _whole(graph)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}

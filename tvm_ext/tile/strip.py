@@ -48,8 +48,11 @@ MOST_AGAIN = 1.5
 @remembered
 def row_axes(graph: TileGraph) -> int:
     """How many leading axes of the last stage count rows that all stages share: some of them need
-    little that others need as well. 0 for a group that no strips can be cut from."""
+    little that others need as well. 0 for a group that no strips can be cut from: one with other
+    results beside the last, for one, since TVM moves none of them."""
     last = len(graph.nodes) - 1
+    if graph.results != (last,):
+        return 0
     node = graph.nodes[last]
     if any(other.kind == "opaque" or other.holes for other in graph.nodes):
         return 0

@@ -1,0 +1,150 @@
+"""`StitchGlobal`: which products and norms become one kernel of two pieces, and which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from fused_modules import HARDWARE, kernels
+
+from tvm_ext import passes
+from tvm_ext.graph.stitch_global import StitchGlobal
+from tvm_ext.picker import pick
+from tvm_ext.records.manifest import Fusion
+from tvm_ext.tile.cut import cut
+from tvm_ext.tir import prepare, write
+from tvm_ext.tvm_api import (
+    IRModule,
+    PrimFunc,
+    Target,
+    constant,
+    relax,
+    structural_walk,
+    tirx,
+    topi,
+)
+
+ROWS = (64, 96)
+Build = Callable[..., list[Any]]
+
+
+def called(build: Build, shape: tuple[int, int] = ROWS) -> IRModule:
+    """A function of two tensors; `build` is given what emits the call of a kernel."""
+    builder = relax.BlockBuilder()
+    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "xy"]
+    with builder.function("main", given):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Tuple(build(builder.emit_te, *given)))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def stitched(mod: IRModule, predict_us: Any = None, **options: Any) -> IRModule:
+    with Target(HARDWARE.target):
+        return StitchGlobal(predict_us or by_model, **options)(mod)
+
+
+def by_model(func: PrimFunc, rule: str = "") -> float:
+    return passes.predicted_us(func, HARDWARE, rule)
+
+
+def weight(columns: int = 96) -> Any:
+    return constant(np.ones((96, columns), "float32"))
+
+
+def softmax(x: Any) -> Any:
+    return topi.nn.softmax(x, -1)
+
+
+def merged_one(mod: IRModule) -> PrimFunc:
+    (func,) = (
+        func
+        for variable, func in mod.functions.items()
+        if isinstance(func, PrimFunc) and str(variable.name_hint).startswith("fused_")
+    )
+    return func
+
+
+def parallel_loops(func: PrimFunc) -> int:
+    found: list[Any] = []
+    structural_walk(func.body, (tirx.For, found.append))
+    return sum(loop.kind == tirx.ForKind.PARALLEL for loop in found)
+
+
+def norm_behind(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+    return [emit(softmax, emit(topi.matmul, x, weight()))]
+
+
+def norm_before(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+    return [emit(topi.matmul, emit(softmax, x), weight())]
+
+
+def read_by_others(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+    product = emit(topi.matmul, x, weight())
+    return [emit(softmax, product), emit(topi.add, product, y)]
+
+
+@pytest.mark.parametrize("build", [norm_behind, norm_before, read_by_others])
+def test_a_product_and_a_norm_are_two_pieces_of_one_kernel(build: Build) -> None:
+    """softmax(x @ w)   →   x @ w | max, exp, sum, divide"""
+    before = called(build, (512, 96))
+    after = stitched(before)
+    assert len(kernels(after)) == len(kernels(before)) - 1
+    func = merged_one(after)
+    prepared = prepare(func)
+    assert prepared is not None
+    assert len(cut(prepared.graph)) == 2
+    plans = [one.plan for one in pick(prepared.graph, HARDWARE, 32)]
+    plan = next(one for one in plans if one.rule != "strips")
+    assert {part.rule for part in plan.parts()} == {"tile", "rows"}
+    assert parallel_loops(write(func, plan)) == 2
+
+
+def test_a_product_that_is_called_elsewhere_too_stays() -> None:
+    """It would be compiled twice."""
+
+    def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+        return [emit(softmax, emit(topi.matmul, x, weight())), emit(topi.matmul, y, weight())]
+
+    told: list[Fusion] = []
+    before = called(build)
+    assert kernels(stitched(before, explain=told.append)) == kernels(before)
+    assert [one.stopped for one in told] == ["with matmul: is called without it as well"]
+
+
+def test_the_product_behind_takes_a_norm_that_the_one_before_leaves() -> None:
+    def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+        first = emit(topi.matmul, x, weight())
+        wide = emit(topi.matmul, emit(softmax, first), weight(32))
+        return [wide, emit(topi.matmul, y, weight())]
+
+    assert kernels(stitched(called(build))) == ["matmul", "fused_softmax_matmul1", "matmul"]
+
+
+def test_what_lies_between_them_is_no_part_of_another_path() -> None:
+    """softmax(h + g(h)): g stands between the product and the norm."""
+
+    def norm(x: Any, y: Any) -> Any:
+        return softmax(topi.add(x, y))
+
+    def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+        product = emit(topi.matmul, x, weight())
+        return [emit(norm, product, emit(topi.cumsum, product, 1))]
+
+    before = called(build)
+    assert kernels(stitched(before, lambda *_, **__: 1.0)) == kernels(before)
+
+
+def test_slower_regions_stay() -> None:
+    def slow(func: PrimFunc, rule: str = "") -> float:
+        prepared = prepare(func)
+        assert prepared is not None
+        return inf if len(prepared.graph.nodes) > 4 else 1.0
+
+    told: list[Fusion] = []
+    before = called(norm_behind)
+    assert kernels(stitched(before, slow, explain=told.append)) == kernels(before)
+    assert [one.stopped for one in told] == ["with matmul: no plan for one kernel"]

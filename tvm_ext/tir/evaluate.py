@@ -348,8 +348,8 @@ def _through(function: Callable[..., Array], args: Sequence[Value], rel: float) 
             step = np.abs(np.subtract(at_end, x, dtype=np.float64))
             # fmax: an end outside the function's domain says nothing; equal: two infinities are
             moved = np.fmax(moved, np.where(np.equal(at_end, x), 0.0, step))
-        # an infinity that is exact has an infinite spread as well, and means something; a zero times
-        # what nothing is known of has none that is a number
+        # an infinity that is exact has an infinite spread as well, and means something; that of a
+        # zero times what nothing is known of is no number
         moved = np.where(np.isfinite(arg.x) & ~np.isfinite(spread), np.inf, moved)
         err = moved if err is None else err + moved
     return Value(x, rel, err)

@@ -132,6 +132,43 @@ def test_rows_before_a_product_are_computed_before_it(shape: tuple[int, ...], bo
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_end_with_a_sum_are_counted_by_its_results() -> None:
+    """A norm's two sums are a piece, for what is added up over its rows is another: partial sums
+    come first among the loops of a stage that has been moved, and were taken for its rows."""
+    shape = (2, 36, 32)
+    x, w = (te.placeholder(s, "float32", n) for s, n in ((shape, "x"), ((1, 2, 32, 32), "w")))
+    k, a, b, c = (te.reduce_axis((0, n), v) for n, v in zip((32, 32, 32, 36), "kabc", strict=True))
+    h = te.compute(shape, lambda s, i, j: te.sum(x[s, i, k] * w[0, s, k, j], axis=k), "product")
+    rows = shape[:2]
+    total = te.compute(rows, lambda s, i: te.sum(h[s, i, a], axis=a), "total")
+
+    def off(s: Any, i: Any, j: Any) -> Any:
+        return h[s, i, j] - total[s, i] * (1 / 32)
+
+    square = te.compute(rows, lambda s, i: te.sum(off(s, i, b) * off(s, i, b), axis=b), "square")
+    mean = te.compute(
+        (2, 32),
+        lambda s, j: te.sum(off(s, c, j) / te.sqrt(square[s, c] + 1.0), axis=c),
+        "mean",
+    )
+    func = te.create_prim_func([x, w, mean])
+    graph = make_task(func, "norm").graph
+    assert graph is not None
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(s).astype("float32") for s in (shape, (1, 2, 32, 32))]
+    product = given[0] @ given[1][0]
+    centred = product - product.mean(-1, keepdims=True)
+    expected = (centred / np.sqrt((centred**2).sum(-1, keepdims=True) + 1)).sum(1)
+    candidates = pick_strips(graph, HARDWARE)
+    assert candidates
+    for candidate in candidates:
+        built = build(write(func, candidate.plan), Target(HARDWARE.target))
+        assert isinstance(built, Built), built
+        result = tvm.runtime.empty((2, 32), "float32")
+        built.main(*map(tvm.runtime.tensor, given), result)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def first_of_parallel(loop: Any) -> Any:
     """A parallel loop's first iteration."""
     if loop.kind != tirx.ForKind.PARALLEL:

@@ -28,6 +28,8 @@ from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_tile import interleaved, vectorise_last
 from tvm_ext.tvm_api import SBlockRV
 
+SPACE = 0
+"""TVM's number for an axis of a block that is no reduction."""
 PARTIAL_VECTORS = (4, 3, 5, 7, 2, 1)
 """Vectors of partial results, the first that divide the row: four hide the latency of an addition
 on current cores."""
@@ -68,7 +70,7 @@ def write_parted_rows(
     loops = schedule.get_loops(block)[-len(node.axes) :]
     row = None
     if rows and loops:
-        merged = [_row_loop(prepared, stage, rows) for stage in (*placed, plan.anchor)]
+        merged = [_row_loop(prepared, stage, rows, moved) for stage in (*placed, plan.anchor)]
         # TVM moves no stage that writes a result into another's loop, but makes loops one
         row = schedule.merge(*merged) if placed else merged[0]
     # Before any loop is cut into vectors: TVM counts the lanes beyond a tail as elements that are
@@ -112,10 +114,16 @@ def _vectorise_across(
     return block, steps[0]
 
 
-def _row_loop(prepared: Prepared, stage: int, rows: int) -> Any:
+def _row_loop(prepared: Prepared, stage: int, rows: int, moved: bool) -> Any:
     """The loop over the rows of a stage, of which so many leading axes count them."""
-    schedule, node = prepared.schedule, prepared.graph.nodes[stage]
-    loops = schedule.get_loops(prepared.blocks[stage])[-len(node.axes) :]
+    schedule, block = prepared.schedule, prepared.blocks[stage]
+    iters = schedule.get(block).iter_vars
+    loops = schedule.get_loops(block)[-len(prepared.graph.nodes[stage].axes) :]
+    if moved and iters[0].iter_type != SPACE:  # made anew, the sum of partial results first
+        loops = schedule.get_loops(block)[-len(iters) :]
+        along = [loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type != SPACE]
+        loops = [loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type == SPACE]
+        schedule.reorder(*loops, *along)
     return schedule.fuse(*loops[:rows]) if rows > 1 else loops[0]
 
 
@@ -155,10 +163,10 @@ def vectorise_partial(
     loops = schedule.get_loops(part)[-len(iters) :]
     if moved:  # loops made anew, in the order of the stage's axes: the partial results first
         partial, rest = loops[0], loops[1:]
-        first = next(loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type == 2)
+        first = next(loop for loop, iv in zip(loops, iters, strict=True) if iv.iter_type != SPACE)
     else:  # the loops as they were split: space, reduction, partial results
         partial, rest = loops[-1], loops[:-1]
-        first = loops[sum(iv.iter_type == 0 for iv in iters) - 1]
+        first = loops[sum(iv.iter_type == SPACE for iv in iters) - 1]
     width = int(schedule.get(partial).extent)
     chunk, lane = schedule.split(partial, [None, min(lanes, width)])
     schedule.reorder(*rest, chunk, lane)

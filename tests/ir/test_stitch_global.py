@@ -23,6 +23,7 @@ from tvm_ext.tvm_api import (
     constant,
     relax,
     structural_walk,
+    te,
     tirx,
     topi,
 )
@@ -133,6 +134,23 @@ def test_what_lies_between_them_is_no_part_of_another_path() -> None:
     def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
         product = emit(topi.matmul, x, weight())
         return [emit(norm, product, emit(topi.cumsum, product, 1))]
+
+    before = called(build)
+    assert kernels(stitched(before, lambda *_, **__: 1.0)) == kernels(before)
+
+
+def test_a_norm_that_would_be_in_two_pieces_stays() -> None:
+    """Two sums of rows, the second of products by a vector, are one task; behind a product each
+    would be a piece."""
+
+    def norms(x: Any, w: Any) -> Any:
+        k = te.reduce_axis((0, 96), "k")
+        total = te.compute((64,), lambda i: te.sum(x[i, k], axis=k), "total")
+        j = te.reduce_axis((0, 96), "j")
+        return te.compute((64,), lambda i: te.sum((x[i, j] - total[i]) * w[0, j], axis=j), "dot")
+
+    def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
+        return [emit(norms, emit(topi.matmul, x, weight()), constant(np.ones((1, 96), "float32")))]
 
     before = called(build)
     assert kernels(stitched(before, lambda *_, **__: 1.0)) == kernels(before)

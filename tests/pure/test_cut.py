@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from graphs import GRAPHS
+from graphs import GRAPHS, depthwise, matmul, softmax
 
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick, predict
 from tvm_ext.tile import decode_plan, encode_plan, show_plan
+from tvm_ext.tile.classify import reuses_both
 from tvm_ext.tile.cut import cut, joined, parted
 from tvm_ext.tile.legal import check_plan
 
@@ -85,3 +86,12 @@ def test_a_plan_cut_otherwise_is_refused() -> None:
     plan = pick(GRAPHS["matmul_packed"], HARDWARE)[0].plan
     with pytest.raises(KeyError):
         parted(cut(GRAPHS["attention_large"]), plan)
+
+
+def test_rows_times_a_vector_are_no_product() -> None:
+    """Register tiles save reads of both operands of a product, of one alone beside a vector."""
+    product = matmul(64, 48, 32).nodes[0]
+    assert reuses_both(product)
+    assert not reuses_both(matmul(64, 1, 32).nodes[0])
+    assert not reuses_both(softmax(64, 48).nodes[0])
+    assert reuses_both(depthwise(8, 8, 16).nodes[-1])

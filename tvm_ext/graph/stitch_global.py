@@ -97,8 +97,14 @@ class _Stitcher(Merger):
         return prepared is not None and any(n.kind == "reduce" for n in prepared.graph.nodes)
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
-        """Why it cannot be one kernel of two pieces, or one that is faster."""
-        prepared = prepare(func)
-        if prepared is None or len(cut(prepared.graph)) < 2:
-            return "no pieces with a plan each"
+        """Why it cannot be one kernel of two pieces, or one that is faster. What has several pieces
+        already goes by strips, perhaps."""
+        apart = [self._pieces(self.mod[call.kernel]) for call in region.calls]
+        if apart != [1, 1] or self._pieces(func) != 2:
+            return "not a piece each"
         return self.slower(region, func)
+
+    @staticmethod
+    def _pieces(func: PrimFunc) -> int:
+        prepared = prepare(func)
+        return len(cut(prepared.graph)) if prepared is not None else 0

@@ -109,6 +109,19 @@ def has_reuse(node: TileNode) -> bool:
     )
 
 
+def reuses_both(node: TileNode) -> bool:
+    """Whether tiles of a reduction save reads along more than one axis: two of the inputs that it
+    steps through are read again along different ones, as those of a product, or windows overlap. Of
+    rows that are multiplied by a vector the vector alone is."""
+    ignored = [
+        {axis for axis in node.space if node.axes[axis].extent > 1 and not access.uses(axis)}
+        for access in node.reads
+        if any(map(access.uses, node.reduce))
+    ]
+    again = [axes for axes in ignored if axes]
+    return node.kind == "reduce" and (overlaps(node) or any(axes != again[0] for axes in again))
+
+
 def overlaps(node: TileNode) -> bool:
     """Whether neighbouring outputs read the same input elements (a sliding window)."""
     return any(slides(node, axis) for axis in node.reduce)

@@ -19,7 +19,13 @@ from math import prod
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
-from tvm_ext.tile.classify import has_reuse, pads_window, transform_chain, vectorisable
+from tvm_ext.tile.classify import (
+    has_reuse,
+    pads_window,
+    reuses_both,
+    transform_chain,
+    vectorisable,
+)
 from tvm_ext.tile.fuse import in_vectors, row_tiles
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
@@ -44,17 +50,18 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     """The pieces of a group in the order of their stages; the group itself if fewer than `least`
     stages are worth tiling, or if its stages belong together (Winograd, attention).
 
-    Worth it are stages with reuse, and one alone beside other reductions; where there is none, and
-    vectors lie across what is added up, so that no rule takes stages together row by row, all
-    reductions are, if there are several (a variance over columns: 1105 us with a plan for one of
-    two, with one for each 43) and no rows that several results share.
+    Worth it are stages with reuse, and a product alone beside other reductions; where there is
+    none, and vectors lie across what is added up, so that no rule takes stages together row by row,
+    all reductions are, if there are several (a variance over columns: 1105 us with a plan for one
+    of two, with one for each 43) and no rows that several results share.
     """
     anchors = [place for place, node in enumerate(graph.nodes) if has_reuse(node)]
     if not anchors and least > 1 and not _by_rows(graph):
         reductions = [place for place, node in enumerate(graph.nodes) if node.kind == "reduce"]
         if all(vectorisable(graph, graph.nodes[place]) for place in reductions):
             anchors = reductions
-    if any(n.kind == "reduce" for place, n in enumerate(graph.nodes) if place not in anchors):
+    others = [n for place, n in enumerate(graph.nodes) if place not in anchors]
+    if any(map(reuses_both, graph.nodes)) and any(n.kind == "reduce" for n in others):
         least = 1
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
         return _whole(graph)

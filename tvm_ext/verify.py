@@ -14,7 +14,6 @@ import numpy as np
 
 from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
-from tvm_ext.runtime.machine import shared
 from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.read import loads, read
@@ -159,7 +158,7 @@ def _check(
         blank((span(shape, gaps),) if gaps else shape, dtype)
         for (shape, dtype), gaps in zip(reference.outputs, strides, strict=True)
     ]
-    kernel(*map(shared, given), *outputs)
+    kernel(*(tvm.runtime.tensor(array) for array in given), *outputs)
     for place, (shape, _) in enumerate(reference.outputs):
         actual, gaps = outputs[place].numpy(), strides[place]
         if gaps:

@@ -97,11 +97,15 @@ def steal_tasks(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     phases: list[int] = []
 
     def sequence(whole: Any) -> Any:
+        runs = list(_runs(whole, cores))
+        most = max(len(loops) for _, loops in runs)
+        if most < 2:
+            return whole
+        phases.append(most)
         made: list[Any] = []
-        for before, loops in _runs(whole, cores):
-            phases.append(len(loops))
+        for before, loops in runs:
             made += [*before, *([_launch(loops, cores)] if len(loops) > 1 else loops)]
-        return tirx.SeqStmt(made) if max(phases) > 1 else whole
+        return tirx.SeqStmt(made)
 
     def single(loop: Any) -> Any:
         if not _is_plain(loop, cores) or int(loop.extent) < 2 * cores:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fused_modules import called
 from scipy import special
 
 import tvm_ext
@@ -17,7 +18,7 @@ from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import RULE
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tvm_api import IRModule, relax
+from tvm_ext.tvm_api import relax
 
 op, nn = relax.op, relax.op.nn
 Emit = Callable[[Any], Any]
@@ -99,16 +100,6 @@ CASES: dict[str, tuple[Build, Callable[[Array, Array], list[Array]]]] = {
 SHAPES = ((64, 96), (1, 256), (7, 1), (31, 37), (2, 5, 203), (3, 8, 64, 64), (512, 768))
 
 
-def module(build: Build, shape: tuple[int, ...]) -> IRModule:
-    builder = relax.BlockBuilder()
-    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "xy"]
-    with builder.function("main", given):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Tuple(build(builder.emit, *given)))
-        builder.emit_func_output(result)
-    return builder.finalize()
-
-
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever can be one kernel is, and all tensors are too large for a cache."""
@@ -131,7 +122,7 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_exact(case: str, shape: tuple[int, ...]) -> None:
     build, exact = CASES[case]
-    compiled = tvm_ext.compile(module(build, shape))
+    compiled = tvm_ext.compile(called(build, shape, operators=True))
     by_rows = [g for g in compiled.manifest.groups if g.plan and g.plan.rule == RULE]
     if shape not in ((1, 256), (7, 1)):  # of those TVM makes maps that are inlined
         assert by_rows
@@ -144,7 +135,7 @@ def test_results_are_exact(case: str, shape: tuple[int, ...]) -> None:
 
 
 def test_it_is_part_of_a_compile() -> None:
-    compiled = tvm_ext.compile(module(residual_and_norm, (256, 768)))
+    compiled = tvm_ext.compile(called(residual_and_norm, (256, 768), operators=True))
     assert len(compiled.manifest.groups) == 1
     (told,) = (f for f in compiled.manifest.fusions if f.by == fuse_multi_output._Fuser.name)
     assert len(told.kernels) == 3

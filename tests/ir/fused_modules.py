@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm_ext import passes
 from tvm_ext.hardware import get
-from tvm_ext.tvm_api import IRModule, Target, op_name, relax, structural_walk
+from tvm_ext.tvm_api import IRModule, PrimFunc, Target, op_name, relax, structural_walk
 
 HARDWARE = get("cpu/x86-avx2")
 
@@ -31,6 +31,26 @@ def before(
                 return mod
             mod = step(mod)
     raise AssertionError(f"no pass is called {name}")
+
+
+def called(
+    build: Callable[..., Any], shape: tuple[int, ...], *, operators: bool = False
+) -> IRModule:
+    """A function of two tensors; `build` is given what emits the call of a kernel, or that of an
+    operator, and returns several results."""
+    builder = relax.BlockBuilder()
+    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "xy"]
+    with builder.function("main", given):
+        with builder.dataflow():
+            emit = builder.emit if operators else builder.emit_te
+            result = builder.emit_output(relax.Tuple(build(emit, *given)))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def by_model(func: PrimFunc, rule: str = "") -> float:
+    """What the picker's model says of a kernel."""
+    return passes.predicted_us(func, HARDWARE, rule)
 
 
 def kernels(mod: IRModule) -> list[str]:

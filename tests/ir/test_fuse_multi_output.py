@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fused_modules import HARDWARE, kernels
+from fused_modules import HARDWARE, by_model, called, kernels
 
 from tvm_ext import passes
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
@@ -19,25 +19,9 @@ ROWS = (48, 96)
 Build = Callable[[Callable[..., Any], Any, Any], list[Any]]
 
 
-def called(build: Build, shape: tuple[int, ...] = ROWS) -> IRModule:
-    """A function of two tensors; `build` is given what emits the call of a kernel."""
-    builder = relax.BlockBuilder()
-    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "xy"]
-    with builder.function("main", given):
-        with builder.dataflow():
-            results = build(builder.emit_te, *given)
-            result = builder.emit_output(relax.Tuple(results))
-        builder.emit_func_output(result)
-    return builder.finalize()
-
-
 def by_count(func: PrimFunc, rule: str = "") -> float:
     """One kernel is faster than several."""
     return 1.0 if passes.predicted_us(func, HARDWARE, rule) < inf else inf
-
-
-def by_model(func: PrimFunc, rule: str = "") -> float:
-    return passes.predicted_us(func, HARDWARE, rule)
 
 
 def fused(mod: IRModule, predict_us: Callable[..., float] = by_count, **options: Any) -> IRModule:
@@ -60,7 +44,7 @@ def test_what_others_read_is_a_result_too() -> None:
         h = emit(topi.add, x, y)
         return [h, emit(softmax, h)]
 
-    before = called(build)
+    before = called(build, ROWS)
     assert len(kernels(before)) == 2
     after = fused(before)
     assert kernels(after) == ["fused_add_softmax"]
@@ -74,7 +58,10 @@ def test_kernels_that_read_the_same_are_one() -> None:
     def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
         return [emit(topi.max, x, 1), emit(softmax, x), emit(topi.exp, y)]
 
-    assert sorted(map(len, kernels(fused(called(build))))) == [len("exp"), len("fused_max_softmax")]
+    assert sorted(map(len, kernels(fused(called(build, ROWS))))) == [
+        len("exp"),
+        len("fused_max_softmax"),
+    ]
 
 
 def test_columns_have_other_rows() -> None:
@@ -111,7 +98,7 @@ def test_no_path_leads_away_and_back() -> None:
         product = emit(topi.matmul, h, weight())
         return [emit(topi.multiply, h, product)]
 
-    mod = called(build)
+    mod = called(build, ROWS)
     assert kernels(fused(mod)) == kernels(mod)
 
 
@@ -124,7 +111,7 @@ def test_regions_do_not_wait_for_each_other() -> None:
         b = emit(topi.matmul, second, weight())
         return [emit(topi.subtract, x, b), emit(topi.multiply, y, a)]
 
-    names = kernels(fused(called(build)))
+    names = kernels(fused(called(build, ROWS)))
     assert len(names) == 5
 
 
@@ -136,7 +123,7 @@ def test_readers_follow_what_they_read() -> None:
         product = emit(topi.matmul, h, weight())
         return [product, emit(softmax, h)]
 
-    after = fused(called(build))
+    after = fused(called(build, ROWS))
     assert kernels(after) == ["fused_add_softmax", "matmul"]
     relax.analysis.well_formed(after)
 
@@ -146,7 +133,7 @@ def test_the_model_decides() -> None:
         h = emit(topi.add, x, y)
         return [h, emit(softmax, h)]
 
-    mod, told = called(build), list[Fusion]()
+    mod, told = called(build, ROWS), list[Fusion]()
     same = fused(mod, lambda func, rule="": 9.0 if rule else 1.0, explain=told.append)
     assert kernels(same) == kernels(mod)
     assert any("slower: 9.0 us" in one.stopped for one in told)
@@ -164,7 +151,7 @@ def test_results_have_names_of_their_own() -> None:
 
     rewritten = relax.transform.CallTIRRewrite()(
         relax.transform.RemovePurityChecking()(
-            relax.transform.ToNonDataflow()(fused(called(build)))
+            relax.transform.ToNonDataflow()(fused(called(build, ROWS)))
         )
     )
     fields: list[Any] = []

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fused_modules import HARDWARE, kernels
+from fused_modules import HARDWARE, by_model, called, kernels
 
-from tvm_ext import passes
 from tvm_ext.graph.stitch_global import StitchGlobal
 from tvm_ext.picker import pick
 from tvm_ext.records.manifest import Fusion
@@ -21,7 +20,6 @@ from tvm_ext.tvm_api import (
     PrimFunc,
     Target,
     constant,
-    relax,
     structural_walk,
     te,
     tirx,
@@ -32,24 +30,9 @@ ROWS = (64, 96)
 Build = Callable[..., list[Any]]
 
 
-def called(build: Build, shape: tuple[int, int] = ROWS) -> IRModule:
-    """A function of two tensors; `build` is given what emits the call of a kernel."""
-    builder = relax.BlockBuilder()
-    given = [relax.Var(name, relax.TensorType(shape, "float32")) for name in "xy"]
-    with builder.function("main", given):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Tuple(build(builder.emit_te, *given)))
-        builder.emit_func_output(result)
-    return builder.finalize()
-
-
 def stitched(mod: IRModule, predict_us: Any = None, **options: Any) -> IRModule:
     with Target(HARDWARE.target):
         return StitchGlobal(predict_us or by_model, **options)(mod)
-
-
-def by_model(func: PrimFunc, rule: str = "") -> float:
-    return passes.predicted_us(func, HARDWARE, rule)
 
 
 def weight(columns: int = 96) -> Any:
@@ -111,7 +94,7 @@ def test_a_product_that_is_called_elsewhere_too_stays() -> None:
         return [emit(softmax, emit(topi.matmul, x, weight())), emit(topi.matmul, y, weight())]
 
     told: list[Fusion] = []
-    before = called(build)
+    before = called(build, ROWS)
     assert kernels(stitched(before, explain=told.append)) == kernels(before)
     assert [one.stopped for one in told] == ["with matmul: is called without it as well"]
 
@@ -122,7 +105,7 @@ def test_the_product_behind_takes_a_norm_that_the_one_before_leaves() -> None:
         wide = emit(topi.matmul, emit(softmax, first), weight(32))
         return [wide, emit(topi.matmul, y, weight())]
 
-    assert kernels(stitched(called(build))) == ["matmul", "fused_softmax_matmul1", "matmul"]
+    assert kernels(stitched(called(build, ROWS))) == ["matmul", "fused_softmax_matmul1", "matmul"]
 
 
 def test_what_lies_between_them_is_no_part_of_another_path() -> None:
@@ -135,7 +118,7 @@ def test_what_lies_between_them_is_no_part_of_another_path() -> None:
         product = emit(topi.matmul, x, weight())
         return [emit(norm, product, emit(topi.cumsum, product, 1))]
 
-    before = called(build)
+    before = called(build, ROWS)
     assert kernels(stitched(before, lambda *_, **__: 1.0)) == kernels(before)
 
 
@@ -152,7 +135,7 @@ def test_a_norm_that_would_be_in_two_pieces_stays() -> None:
     def build(emit: Callable[..., Any], x: Any, y: Any) -> list[Any]:
         return [emit(norms, emit(topi.matmul, x, weight()), constant(np.ones((1, 96), "float32")))]
 
-    before = called(build)
+    before = called(build, ROWS)
     assert kernels(stitched(before, lambda *_, **__: 1.0)) == kernels(before)
 
 
@@ -163,6 +146,6 @@ def test_slower_regions_stay() -> None:
         return inf if len(prepared.graph.nodes) > 4 else 1.0
 
     told: list[Fusion] = []
-    before = called(norm_behind)
+    before = called(norm_behind, ROWS)
     assert kernels(stitched(before, slow, explain=told.append)) == kernels(before)
     assert [one.stopped for one in told] == ["with matmul: no plan for one kernel"]

@@ -103,7 +103,7 @@ class Calls:
         """The places of bindings that take what a variable stands for."""
         return self._users.get(variable, set())
 
-    def leads_back(self, numbers: set[int], joined: Sequence[set[int]] = ()) -> bool:
+    def leads_back(self, numbers: set[int], joined: Sequence[set[int]]) -> bool:
         """Whether a path from one of several calls to another goes by way of others; of those that
         are `joined` each set is one call."""
         last, before = max(numbers), -1

@@ -54,16 +54,16 @@ class _Stitcher(Merger):
             regions = list(self._regions(calls, find, joined))
             alike = Counter(region.key for region in regions)
             for region in regions:
-                product = next(str(c.kernel.name_hint) for c in region.calls if self.is_product(c))
-                norm = next(call.number for call in region.calls if not self.is_product(call))
-                if alike[region.key] == called[product]:
+                norm, product = sorted(region.calls, key=self.is_product)
+                name = str(product.kernel.name_hint)
+                if alike[region.key] == called[name]:
                     variable = self.variable(region)
                     if variable is not None:
                         joined.append({call.number for call in region.calls})
                         yield region, variable
                         continue
                 reason = self.refused.get(region.key, "is called without it as well")
-                self.stopped.setdefault(norm, f"with {product}: {reason}")
+                self.stopped.setdefault(norm.number, f"with {name}: {reason}")
 
     def _regions(
         self, calls: Calls, find: Callable[[Calls, int], int | None], joined: Sequence[set[int]]
@@ -72,8 +72,10 @@ class _Stitcher(Merger):
         other, each call in one region at most."""
         regions = list(joined)
         for number, call in sorted(calls.kernels.items(), reverse=True):
-            product = find(calls, number) if self._is_norm(call) else None
+            product = find(calls, number)
             if product is None or not self.is_product(calls.kernels[product]):
+                continue
+            if not self._is_norm(call):
                 continue
             numbers = {product, number}
             if all(map(numbers.isdisjoint, regions)) and not calls.leads_back(numbers, regions):

@@ -45,6 +45,7 @@ LEVELS = {
             "check",
             "check_steps",
             "edge_levels",
+            "loops",
             "planner",
             "verify",
             "passes",

@@ -22,10 +22,11 @@ from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores, runs_here
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.loops import Loops
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.build import one_line
 from tvm_ext.measure.job import Failure
-from tvm_ext.passes import Precision, apply_plans, lowering_passes
+from tvm_ext.passes import Precision, apply_plans, calling_passes, lowering_passes
 from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
@@ -108,7 +109,8 @@ def assemble(
             "by another version of tvm_ext or TVM; tune again to measure them",
         )
     say("linking")
-    return link(lowered, {name: done[name] for name in lowered.tasks}, kernels, notes)
+    in_order = {name: done[name] for name in lowered.tasks}
+    return link(lowered, in_order, kernels, notes, verify and lowered.runnable)
 
 
 class Checker:
@@ -169,17 +171,24 @@ def link(
     planned: dict[str, Planned],
     kernels: dict[str, AnyKernel],
     notes: tuple[str, ...],
+    checked: bool,
 ) -> Compiled:
-    """The model's VM code with its kernels, the manifest inside it.
+    """The model's VM code with its kernels and its loops, `checked` if this machine can, the
+    manifest inside it.
 
     A kernel that nobody calls is compiled with the VM's code: TVM gives a module without any a form
     that can only be run from a file. GPU kernels are brought along by the VM's code, as TVM does.
     """
     target = target_of(lowered.hardware.target)
-    manifest = make_manifest(lowered, planned, notes)
-    module = with_manifest(apply_plans(lowered.mod, planned), manifest)
+    loops = Loops(kernels, target, checked)
     with target:
-        lowest = tvm.transform.Sequential(lowering_passes())(module)
+        calling = tvm.transform.Sequential(calling_passes())(apply_plans(lowered.mod, planned))
+        called = loops.rerolled(calling)
+        manifest = make_manifest(lowered, planned, loops, called, notes)
+        lowest = tvm.transform.Sequential(lowering_passes())(with_manifest(called, manifest))
+    names = {str(variable.name_hint) for variable in called.get_global_vars()}
+    kernels = {name: kernel for name, kernel in kernels.items() if name in names}
+    kernels |= loops.kernels
     rest = IRModule(
         {
             variable: function
@@ -216,10 +225,17 @@ def _nothing(target: Target) -> PrimFunc:
 
 
 def make_manifest(
-    lowered: Lowered, planned: dict[str, Planned], notes: tuple[str, ...]
+    lowered: Lowered,
+    planned: dict[str, Planned],
+    loops: Loops,
+    called: IRModule,
+    notes: tuple[str, ...],
 ) -> Manifest:
-    """What the artifact says of itself. The code hash covers every kernel's scheduled text."""
+    """What the artifact says of itself; `called` are its kernels and loops as a run calls them. The
+    code hash covers every kernel's scheduled text."""
+    looped = loops.groups(planned)
     io_bytes = {name: entry.task.io_bytes for name, entry in planned.items()}
+    io_bytes |= {group.name: group.io_bytes for group in looped}
     hashes = sorted(f"{entry.task.signature} {entry.tir_hash}" for entry in planned.values())
     return Manifest(
         version=MANIFEST_VERSION,
@@ -231,20 +247,24 @@ def make_manifest(
         num_threads=lowered.hardware.cores,
         inputs=lowered.inputs,
         outputs=lowered.outputs,
-        groups=tuple(
-            msgspec.structs.replace(
-                entry.group(),
-                stages=stage_levels(entry.task.graph, entry.option.plan, lowered.hardware),
-            )
-            for entry in planned.values()
+        groups=(
+            *looped,
+            *(
+                msgspec.structs.replace(
+                    entry.group(),
+                    calls=entry.task.calls - loops.calls(name),
+                    stages=stage_levels(entry.task.graph, entry.option.plan, lowered.hardware),
+                )
+                for name, entry in planned.items()
+            ),
         ),
         code_hash=hash_text("\n".join(hashes)),
         versions={"tvm": tvm_version(), "tvm_ext": tvm_ext.__version__},
-        notes=notes,
+        notes=(*notes, *loops.notes),
         anywhere=True,
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
         least=lowered.least,
         precision=lowered.precision,
-        steps=step_levels(lowered.mod, io_bytes, lowered.hardware),
+        steps=step_levels(called, io_bytes, lowered.hardware),
     )

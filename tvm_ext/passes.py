@@ -47,6 +47,7 @@ from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.pool_squares import PoolSquares
 from tvm_ext.graph.quantise_early import QuantiseEarly
 from tvm_ext.graph.read_planes import ReadPlanes
+from tvm_ext.graph.reroll_loops import RerollLoops
 from tvm_ext.graph.share import Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
@@ -102,6 +103,7 @@ __all__ = [
     "PoolSquares",
     "QuantiseEarly",
     "ReadPlanes",
+    "RerollLoops",
     "Share",
     "SinkConcats",
     "SinkReshapes",
@@ -112,6 +114,7 @@ __all__ = [
     "Stitch",
     "StitchGlobal",
     "Widen",
+    "calling_passes",
     "graph_passes",
     "lowering_passes",
     "pipeline",
@@ -251,14 +254,18 @@ def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, slices: int =
     return True
 
 
+def calling_passes() -> list[Any]:
+    """From call_tir to calls of kernels with what they write to, as `RerollLoops` takes them."""
+    transform = relax.transform
+    return [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
+
+
 def lowering_passes() -> list[Any]:
-    """From call_tir to VM instructions: TVM's own passes (its CPU pipeline's last two phases), but
-    for the planning of memory, whose tensors only kernels take that `TIR_PIPELINE` lowers."""
+    """From calls of kernels to VM instructions: TVM's own passes (its CPU pipeline's last two
+    phases), but for the planning of memory, whose tensors only kernels take that `TIR_PIPELINE`
+    lowers."""
     transform = relax.transform
     return [
-        transform.ToNonDataflow(),
-        transform.RemovePurityChecking(),
-        transform.CallTIRRewrite(),
         PlanMemory(),
         transform.StaticPlanBlockMemory(),  # functions with branches
         transform.LowerAllocTensor(),
@@ -353,6 +360,7 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
                     break
         if made is None:
             made = applied(mod, graph_passes(hardware, precision=precision))
-        return applied(made, [Plan(hardware, log), *lowering_passes()])
+        planned = [Plan(hardware, log), *calling_passes(), RerollLoops()]
+        return applied(made, [*planned, *lowering_passes()])
 
     return run

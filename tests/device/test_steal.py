@@ -182,3 +182,50 @@ def test_other_numbers_of_threads_than_cores_do_all_the_work(threads: int) -> No
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def stepping(steps: int, width: int) -> PrimFunc:
+    """Each step reads all of what the one before it wrote, and one core alone ends it."""
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x: T.Buffer((width,), "float32"),
+        y: T.Buffer((steps, width), "float32"),
+        sums: T.Buffer((steps,), "float32"),
+        state: T.Buffer((width,), "float32"),
+    ):
+        for s in range(steps):
+            for t in T.parallel(width):
+                with T.sblock("mix"):
+                    v, w = T.axis.remap("SS", [s, t])
+                    y[v, w] = state[w] + state[width - 1 - w] + x[w]
+            for t in T.parallel(width):
+                with T.sblock("keep"):
+                    v, w = T.axis.remap("SS", [s, t])
+                    state[w] = y[v, width - 1 - w] * T.float32(0.5)
+            for i in range(width):
+                with T.sblock("sum"):
+                    v, w = T.axis.remap("SS", [s, i])
+                    sums[v] = sums[v] + state[w]
+
+    return main.with_attr("tirx.is_scheduled", 1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 300])
+@pytest.mark.parametrize("width", [1, 2, 7, 200])
+def test_a_loop_around_phases_is_a_part_of_the_launch(steps: int, width: int) -> None:
+    func = mark_steal(stepping(steps, width))
+    assert launches(func) == 1
+    kernel = compiled(func).jit()["main"]
+    x = np.random.default_rng(0).standard_normal(width).astype("float32")
+    state = np.zeros(width, "float32")
+    states = []
+    for _ in range(steps):
+        state = (state + state[::-1] + x)[::-1] * np.float32(0.5)
+        states.append(state)
+    sums = [one.astype("float64").sum() for one in states]
+    for _ in range(20):
+        out = [tvm.runtime.tensor(np.zeros(s, "float32")) for s in ((steps, width), steps, width)]
+        kernel(tvm.runtime.tensor(x), *out)
+        np.testing.assert_allclose(out[2].numpy(), state, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out[1].numpy(), sums, rtol=1e-4, atol=1e-2)

@@ -84,14 +84,14 @@ def test_every_kernel_with_its_plan_and_its_figures() -> None:
 
 def test_fallbacks_are_marked_counted_and_explained() -> None:
     text = groups_text(manifest(PICKED, LOGGED, LOOSE, UNTOUCHED))
-    assert "log 1, picker 1, written 0, loose 1, none 1; 2 verified" in text
+    assert "log 1, picker 1, written 0, loop 0, loose 1, none 1; 2 verified" in text
     assert "loose (fell back)" in row(text, "sort")
     assert "none (fell back)" in row(text, "gather")
     assert "fell back" not in row(text, "conv2d_relu")
     assert "2 of 4 kernels fell back" in text
     for reason in LOOSE.fallback:
         assert reason in text
-    counts = {"log": 0, "picker": 1, "written": 0, "loose": 1, "none": 0}
+    counts = {"log": 0, "picker": 1, "written": 0, "loop": 0, "loose": 1, "none": 0}
     assert sources(manifest(PICKED, LOOSE)) == counts
 
 

@@ -38,6 +38,8 @@ In the order the pipeline runs them:
   stitch_global  a product and the norm beside it as phases of one kernel
   memory_order   calls in the order that keeps least alive
   concat_in_place  kernels write where their results are concatenated (concat_places: which)
+  reroll_loops   after lowering: calls that repeat become a loop inside a kernel (turns: which do,
+                 straight: what calls are given, loop_kernel: where tensors lie meanwhile)
   plan_memory    after lowering: tensors take turns in a few blocks of memory
   steps          which call reads what of which other
   open_extent    what follows an extent that is not known

@@ -17,7 +17,6 @@ from math import prod
 from typing import Any
 
 from tvm_ext.graph.lower_split import MOST_PARTS, Part, part_of, parts_of
-from tvm_ext.graph.plan_memory import ALIGNED
 from tvm_ext.tvm_api import (
     IRModule,
     bound,
@@ -37,7 +36,7 @@ VIEW = "relax.memory.view"
 @dataclass(frozen=True)
 class SliceInPlace:
     """Rewrites gathers of one known place, slices and parts of splits where the tensor is taken
-    apart along the outermost axis; each begins with a cache line of its own, as vectors are read.
+    apart along the outermost axis.
 
     most_parts  of a tensor that are left to what reads them
     """
@@ -115,7 +114,7 @@ class _Viewer(relax.PyExprMutator):
         if not isinstance(whole, relax.Var) or before is None or after is None:
             return expr
         begin_bytes = begin * prod(before[axis + 1 :]) * element_bytes(whole.ty.dtype)
-        if prod(before[:axis]) != 1 or begin_bytes % ALIGNED:
+        if prod(before[:axis]) != 1:
             return expr
         dtype = str(whole.ty.dtype.dtype)
         return relax.op.memory.view(whole, relax.ShapeExpr(after), dtype, begin_bytes)

@@ -53,7 +53,8 @@ class Group(msgspec.Struct, frozen=True):
     """One kernel of the artifact and how it came about.
 
     source    `log` (a record), `picker` (the analytical model), `written` (loop by loop, nothing
-              to plan), `loose` (parallel and vector loops only), or `none` (as TVM wrote it)
+              to plan), `loop` (others, turn by turn; their `calls` are those outside of loops),
+              `loose` (parallel and vector loops only), or `none` (as TVM wrote it)
     bound     the roof the model expects: `compute` or a memory level
     flops     of one call, a special function counting 10; in all figures what is left open counts
               as 1, and the plan is that of one slice

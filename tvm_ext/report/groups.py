@@ -8,7 +8,7 @@ from tvm_ext.records.manifest import Group, Manifest
 from tvm_ext.report.text import draw, gflops_text, short, table, us_text
 from tvm_ext.tile import show_plan
 
-SOURCES = ("log", "picker", "written", "loose", "none")
+SOURCES = ("log", "picker", "written", "loop", "loose", "none")
 FALLBACKS = ("loose", "none")
 """Sources that are nobody's choice: every plan made for the kernel had failed."""
 
@@ -27,7 +27,8 @@ def plan_text(group: Group) -> str:
     """The plan of a kernel, or how it came about without one."""
     if group.plan:
         return show_plan(group.plan)
-    return "written loop by loop" if group.source == "written" else "as TVM wrote it"
+    others = {"written": "written loop by loop", "loop": "its kernels, turn by turn"}
+    return others.get(group.source, "as TVM wrote it")
 
 
 def groups_text(manifest: Manifest, width: int | None = None, color: bool = False) -> str:

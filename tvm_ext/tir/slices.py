@@ -31,6 +31,9 @@ SLICES = "tvm_ext.slices"
 """Attribute of a function with slices: the strides of each parameter; none of a dense one."""
 Strides = tuple[int, ...]
 """Elements from one index to the next, for each axis."""
+Place = tuple[Any, Strides | None, Any]
+"""Where a tensor lies instead: in which other one, with which strides, from which element of it on;
+without strides at the same indices."""
 
 
 def sliced(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
@@ -59,49 +62,63 @@ def with_slices(func: PrimFunc, slices: Mapping[int, Strides]) -> PrimFunc:
     """
     if not slices:
         return func
-    flat: dict[Any, Any] = {}
-    strides: dict[Any, Strides] = {}
+    places: dict[Any, Place] = {}
     for place, given in slices.items():
         old = func.params[place]
         index = str(old.shape[0].ty.dtype)
         known = all(isinstance(extent, tirx.IntImm) for extent in old.shape)
         shape = tuple(map(int, old.shape)) if known else tuple(old.shape)
         length = tirx.IntImm(index, span(shape, given)) if known else span(shape, given)
-        flat[old] = tirx.decl_buffer(
+        flat = tirx.decl_buffer(
             (length,),
             old.dtype,
             old.name,
             elem_offset=tirx.Var(f"{old.name}_begin", index),
             offset_factor=1,
         )
-        strides[old] = given
+        places[old] = (flat, given, 0)
+    body = relocated(func.body, places)
+    params = [places[param][0] if param in places else param for param in func.params]
+    return PrimFunc(params, body, attrs=func.attrs, span=func.span)
+
+
+def relocated(body: Any, places: Mapping[Any, Place]) -> Any:
+    """The statement with tensors that lie elsewhere.
+
+    Raises PlanError with the reason `slice` where one is used as anything but a tensor.
+    """
 
     def at(old: Any, indices: Any) -> list[Any]:
-        return [sum(i * stride for i, stride in zip(indices, strides[old], strict=True))]
+        _, strides, begin = places[old]
+        if strides is None:
+            return list(indices)
+        return [sum((i * s for i, s in zip(indices, strides, strict=True)), start=begin)]
 
     def load(node: Any) -> Any:
-        known = node.source in flat
-        return tirx.BufferLoad(flat[node.source], at(node.source, node.indices)) if known else node
+        if node.source not in places:
+            return node
+        return tirx.BufferLoad(places[node.source][0], at(node.source, node.indices))
 
     def store(node: Any) -> Any:
-        if node.buffer not in flat:
+        if node.buffer not in places:
             return node
-        return tirx.BufferStore(flat[node.buffer], node.value, at(node.buffer, node.indices))
+        new, indices = places[node.buffer][0], at(node.buffer, node.indices)
+        return tirx.BufferStore(new, node.value, indices)
 
     def region(node: Any) -> Any:
-        if node.source not in flat:
+        if node.source not in places:
             return node
-        new = flat[node.source]
-        return tirx.BufferRegion(new, [ir.Range(0, new.shape[0])])
+        new, strides, _ = places[node.source]
+        whole = node.region if strides is None else [ir.Range(0, new.shape[0])]
+        return tirx.BufferRegion(new, whole)
 
     kinds = [(TensorLoad, load), (tirx.BufferStore, store), (ir.TensorRegion, region)]
-    body = structural_map(func.body, kinds, order="post")
+    result = structural_map(body, kinds, order="post")
     left: list[Any] = []
-    structural_walk(body, (ir.Var, lambda var: left.append(var) if var in flat else None))
+    structural_walk(result, (ir.Var, lambda var: left.append(var) if var in places else None))
     if left:
         raise PlanError("slice", f"slice: {left[0].name} is used as more than a tensor")
-    params = [flat.get(param, param) for param in func.params]
-    return PrimFunc(params, body, attrs=func.attrs, span=func.span)
+    return result
 
 
 def row_by_row(func: PrimFunc) -> PrimFunc:

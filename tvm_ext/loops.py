@@ -1,0 +1,174 @@
+"""Loops as kernels (`graph/reroll_loops.py`), compiled and checked against those they are of.
+
+A loop is made of schedules that have been checked one by one; what can be wrong is how they were
+put together. So it runs once on random data, and so do its kernels, turn by turn, on the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tvm_ext.graph.reroll_loops import RerollLoops
+from tvm_ext.measure.build import build as compile_kernel
+from tvm_ext.measure.inputs import numpy_dtype
+from tvm_ext.measure.job import Failure
+from tvm_ext.planner import Planned
+from tvm_ext.records.manifest import Group
+from tvm_ext.runtime.kernel import Kernel
+from tvm_ext.runtime.machine import tensor
+from tvm_ext.shield import shield
+from tvm_ext.tir.roll import Rolled
+from tvm_ext.tvm_api import IRModule, array_of, element_bytes, ir, relax, structural_walk, tvm
+
+BOUND = 1e-4
+"""Largest difference over largest magnitude: LLVM may contract sums otherwise in another place."""
+SMALL = 0.125
+"""Standard deviation of random data, which is handed on from turn to turn."""
+NAME_CHARS = 24
+"""Of the name of a kernel inside."""
+Main = Callable[..., Any]
+
+
+class Loops:
+    """The loops of one model.
+
+    kernels  those they are of, by name
+    target   what they are compiled for
+    checked  whether this machine is to run them once
+    """
+
+    def __init__(self, kernels: Mapping[str, Any], target: Any, checked: bool) -> None:
+        self._kernels, self._target, self._checked = kernels, target, checked
+        self._found: dict[str, Rolled] = {}
+        self._times: Counter[str] = Counter()
+        self.kernels: dict[str, Kernel] = {}
+        self.notes: list[str] = []
+        """Why loops are not kernels."""
+
+    def rerolled(self, mod: IRModule) -> IRModule:
+        """The module, after CallTIRRewrite, with those loops as kernels that compile and are right;
+        without any if a `PassContext` leaves the pass out."""
+        if "RerollLoops" in tvm.transform.PassContext.current().disabled_pass:
+            return mod
+        rerolled = RerollLoops(accepts=self._accept)(mod)  # type: ignore[operator]
+        return self._without_those_inside(rerolled)
+
+    def groups(self, planned: Mapping[str, Planned]) -> list[Group]:
+        """The report lines of the loops."""
+        return [self._group(name, loop, planned) for name, loop in self._found.items()]
+
+    def calls(self, kernel: str) -> int:
+        """How often a kernel is called inside loops."""
+        return sum(
+            self._times[name] * loop.turns * sum(inside == kernel for inside, _ in loop.kernels)
+            for name, loop in self._found.items()
+        )
+
+    def _without_those_inside(self, mod: IRModule) -> IRModule:
+        """The module without kernels that loops alone call."""
+        if not self._found:
+            return mod
+        called: set[Any] = set()
+        for function in mod.functions.values():
+            if isinstance(function, relax.Function):
+                structural_walk(function, (ir.Call, lambda call: called.add(call.op)))
+        inside = {name for loop in self._found.values() for name, _ in loop.kernels}
+        return IRModule(
+            {
+                variable: function
+                for variable, function in mod.functions.items()
+                if variable in called or variable.name_hint not in inside
+            }
+        )
+
+    def _accept(self, name: str, loop: Rolled) -> bool:
+        self._times[name] += 1
+        if self._times[name] == 1 and self._is_right(name, loop):
+            self._found[name] = loop
+        return name in self._found
+
+    def _is_right(self, name: str, loop: Rolled) -> bool:
+        if any(kernel not in self._kernels for kernel, _ in loop.kernels):
+            return False
+        built = compile_kernel(loop.func, self._target, name, run=False)
+        if isinstance(built, Failure):
+            self.notes.append(f"loop {name} left as calls: {built.message}")
+            return False
+        kernel = Kernel(built.module, name, self._checked)
+        if self._checked:
+            mains = {name: self._kernels[name].main for name, _ in loop.kernels}
+            found: list[str] = []
+            with shield(f"loop {name} left as calls", found):
+                if wrong := differs(loop, kernel.main, mains):
+                    found.append(f"loop {name} left as calls: {wrong}")
+            if found:
+                self.notes += found
+                return False
+        self.kernels[name] = kernel
+        return True
+
+    def _group(self, name: str, loop: Rolled, planned: Mapping[str, Planned]) -> Group:
+        each = [planned[kernel].group() for kernel, _ in loop.kernels]
+        return Group(
+            name=name,
+            kind=f"{loop.turns} x ({', '.join(group.kind[:NAME_CHARS] for group in each)})",
+            signature="",
+            source="loop",
+            bound=max(each, key=lambda group: group.predicted_us).bound,
+            predicted_us=round(loop.turns * sum(group.predicted_us for group in each), 2),
+            flops=loop.turns * sum(group.flops for group in each),
+            io_bytes=sum(
+                prod(map(int, param.shape)) * element_bytes(param) for param in loop.func.params
+            ),
+            calls=self._times[name],
+            verified=self._checked and all(group.verified for group in each),
+        )
+
+
+def differs(loop: Rolled, main: Main, mains: Mapping[str, Main], seed: int = 0) -> str:
+    """Runs a loop, and its kernels turn by turn, on the same random data. Returns what is wrong, or
+    an empty text."""
+    source = np.random.default_rng(seed)
+    given = [
+        _random(source, param) if array is None else np.array(array)
+        for param, array in zip(loop.func.params, loop.constants, strict=True)
+    ]
+    at_once = [tensor(array) for array in given]
+    main(*at_once)
+    in_turn = [tensor(array) for array in given]
+    flat = [array_of(one).reshape(-1) for one in in_turn]
+    for turn in range(loop.turns):
+        for (name, func), parts in zip(loop.kernels, loop.parts, strict=True):
+            moved: list[tuple[Any, np.ndarray]] = []
+            arguments: list[Any] = []
+            for param, part in zip(func.params, parts, strict=True):
+                if isinstance(part, int):
+                    arguments.append(in_turn[part])
+                    continue
+                shape = tuple(map(int, param.shape))
+                begin = part.at(turn)
+                lies = flat[part.tensor][begin : begin + prod(shape)].reshape(shape)
+                arguments.append(tensor(lies))
+                moved.append((arguments[-1], lies))
+            mains[name](*arguments)
+            for argument, lies in moved:
+                lies[...] = argument.numpy()
+    for place, (one, other) in enumerate(zip(at_once, in_turn, strict=True)):
+        actual, expected = (x.numpy().astype("float64") for x in (one, other))
+        bound = BOUND * np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+        if not np.allclose(actual, expected, rtol=0.0, atol=bound, equal_nan=True):
+            return f"tensor {place} is not what its kernels make, call by call"
+    return ""
+
+
+def _random(source: np.random.Generator, param: Any) -> np.ndarray:
+    """Data for a tensor: small floats, for what is handed on; of integers 0 or 1."""
+    shape, dtype = tuple(map(int, param.shape)), numpy_dtype(str(param.dtype))
+    if dtype.kind in "iub":
+        return source.integers(0, 2, shape).astype(dtype)
+    return (SMALL * source.standard_normal(shape)).astype(dtype)

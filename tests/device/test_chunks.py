@@ -13,14 +13,16 @@ from onnx import helper, numpy_helper
 from test_kernels import assert_right, fresh
 
 from tvm_ext import flow
+from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.errors import PlanError
-from tvm_ext.hardware import resolve
+from tvm_ext.hardware import get, resolve
 from tvm_ext.picker import pick
 from tvm_ext.planner import Option, Planned, Task
 from tvm_ext.tile.axis import divisors
 from tvm_ext.tile.chunk import LEVEL, Chunk, with_chunk
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir import write
+from tvm_ext.tir import prepare, write
+from tvm_ext.tvm_api import block_values, s_tir, structural_walk, substitute, te, tirx, uses
 
 Array = np.ndarray[Any, Any]
 SIZES = 2
@@ -71,6 +73,38 @@ def test_chunked_kernels_are_right(name: str) -> None:
                 continue  # legality is the business of tests/pure
             planned.append(Planned(task, func, Option("search", plan), []))
     assert_right(planned, resolve("cpu"))
+
+
+def test_sums_of_chunks_are_added_in_vectors() -> None:
+    """Behind the columns of a convolution come its taps, of which there may be one."""
+    geometry = ConvGeometry((1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1, 64, 32)
+    x = te.placeholder((1, 4, 4, 64), "float32", "x")
+    w = te.placeholder((1, 1, 1, 64, 32), "float32", "w")
+    b = te.placeholder((32,), "float32", "b")
+    y = conv(x, w, geometry, 16)
+    z = te.compute(y.shape, lambda *at: y[at] + b[at[-1]], name="z")
+    func = te.create_prim_func([x, w, b, z])
+    prepared = prepare(func)
+    assert prepared is not None
+    node = prepared.graph.nodes[0]
+    picked = pick(prepared.graph, get("cpu/x86-avx512"), 20)
+    plan = next(found.plan for found in picked if found.plan.rule == "tile")
+    chunked = write(func, with_chunk(node, plan, Chunk(len(node.axes) - 1, 32)))
+    values: dict[Any, Any] = {}
+    structural_walk(chunked.body, (s_tir.SBlockRealize, lambda r: values.update(block_values(r))))
+    along: list[bool] = []
+
+    def look(loop: Any) -> None:
+        def note(store: Any) -> None:
+            if store.buffer.scope() == "global":
+                along.append(uses(substitute(store.indices[-1], values), loop.loop_var))
+
+        if loop.kind == tirx.ForKind.VECTORIZED:
+            structural_walk(loop.body, (tirx.BufferStore, note))
+
+    structural_walk(chunked.body, (tirx.For, look))
+    assert along
+    assert all(along)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 96), (97, 250)])

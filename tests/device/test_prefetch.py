@@ -221,6 +221,31 @@ def test_a_chunk_is_asked_for_where_its_pieces_lie() -> None:
     assert asked == set(places[:, :, :, chunk:, ::16].reshape(-1).tolist())
 
 
+def test_a_chunk_of_several_blocks_is_asked_for_step_by_step() -> None:
+    """Rows are few, and of each block there is more than fits into their steps."""
+    geometry = ConvGeometry((1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1, 1232, 240)
+    x = te.placeholder((1, 14, 7, 1232), "float32", "x")
+    w = te.placeholder((15, 1, 1, 1232, LANES), "float32", "w")
+    func = te.create_prim_func([x, w, conv(x, w, geometry, LANES)])
+    rows, columns, chunk, step = 98, 240, 112, 4
+    register = Tile((1, 7, 3 * LANES, 1, 1, step))
+    plan = TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((1, rows, columns, 1, 1, 1232))),
+            LevelTile("l2", Tile((1, rows, columns, 1, 1, chunk))),
+            LevelTile("register", register),
+        ),
+        order=(2, 0, 1, 3, 4, 5),
+        parallel=0,
+        lanes=LANES,
+        unroll=step,
+        prefetch=True,
+    )
+    assert len(requests(write(func, plan))) == 3
+
+
 def test_results_stay() -> None:
     rng = np.random.default_rng(0)
     for rows in (24, 13):  # without and with a tail of rows

@@ -12,6 +12,7 @@ from guard_pages import between_pages
 from msgspec.structs import replace
 from this_host import skip_unless_it_runs
 
+import tvm_ext
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.errors import PlanError
@@ -23,7 +24,7 @@ from tvm_ext.tile.classify import transform_chain
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tir import prepare, read, write
-from tvm_ext.tvm_api import PrimFunc, Target, structural_walk, te, tirx, tvm
+from tvm_ext.tvm_api import PrimFunc, Target, constant, relax, structural_walk, te, tirx, tvm
 
 LANES = 16
 BOUNDS = {2: 2e-6, 4: 5e-6}
@@ -43,13 +44,17 @@ SHAPES = {
     "odd vectors": (1, 12, 9, 20, 80, (1, 1), (1, 1)),
     "many channels": (1, 6, 6, 512, 16, (1, 1), (1, 1)),
     "prime": (1, 17, 19, 12, 112, (1, 1), (1, 1)),
+    "groups": (1, 14, 14, 3 * 16, 3 * 32, (1, 1), (1, 1)),
+    "groups of a prime": (1, 17, 19, 2 * 12, 2 * 112, (1, 1), (1, 1)),
+    "many groups": (1, 7, 9, 11 * 4, 11 * 16, (0, 2), (1, 0)),
 }
+GROUPS = {"groups": 3, "groups of a prime": 2, "many groups": 11}
 
 
 def geometry_of(name: str) -> ConvGeometry:
     *_, inner, outer, before, after = SHAPES[name]
     ones = (1, 1)
-    return ConvGeometry((3, 3), ones, before, after, ones, 1, inner, outer)
+    return ConvGeometry((3, 3), ones, before, after, ones, GROUPS.get(name, 1), inner, outer)
 
 
 def program(name: str, m: int) -> PrimFunc:
@@ -68,18 +73,22 @@ def program(name: str, m: int) -> PrimFunc:
 def arrays(name: str) -> tuple[np.ndarray, ...]:
     """Input, weight, bias, and the direct convolution in float64."""
     batch, height, width, inner, outer, before, after = SHAPES[name]
-    rng = np.random.default_rng(0)
+    rng, groups = np.random.default_rng(0), GROUPS.get(name, 1)
     x = rng.standard_normal((batch, height, width, inner)).astype(np.float32)
-    w = (rng.standard_normal((outer, 3, 3, inner)) * (2 / (9 * inner)) ** 0.5).astype(np.float32)
+    deep = inner // groups
+    w = (rng.standard_normal((outer, 3, 3, deep)) * (2 / (9 * deep)) ** 0.5).astype(np.float32)
     b = rng.standard_normal(outer).astype(np.float32)
     padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0))).astype(np.float64)
     rows, columns = padded.shape[1] - 2, padded.shape[2] - 2
-    y = sum(
-        padded[:, i : i + rows, j : j + columns] @ w[:, i, j].T.astype(np.float64)
-        for i in range(3)
-        for j in range(3)
-    )
-    return x, w, b, np.maximum(y + b, 0)
+    parts = [
+        sum(
+            image[:, i : i + rows, j : j + columns] @ own[:, i, j].T.astype(np.float64)
+            for i in range(3)
+            for j in range(3)
+        )
+        for image, own in zip(np.split(padded, groups, 3), np.split(w, groups), strict=True)
+    ]
+    return x, w, b, np.maximum(np.concatenate(parts, 3) + b, 0)
 
 
 def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
@@ -108,7 +117,7 @@ def read_prepared(func: PrimFunc) -> TileGraph:
 @pytest.mark.parametrize("name", SHAPES)
 def test_equals_direct_convolution(name: str, m: int) -> None:
     x, w, b, expected = arrays(name)
-    packed = transform_weight(w, LANES, m)
+    packed = transform_weight(w, LANES, m, GROUPS.get(name, 1))
     plans = some_plans(name, m, "cpu/host")
     for plan in plans:
         built = build(write(program(name, m), plan), Target(resolve("cpu/host").target))
@@ -156,6 +165,37 @@ def test_a_transform_reads_nothing_outside_for_the_rows_of_others() -> None:
     built.main(inside, *map(tvm.runtime.tensor, (transform_weight(w, LANES, 4), b)), out)
     error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
     assert error < BOUNDS[4]
+
+
+@pytest.mark.parametrize(("images", "algorithm"), [(1, True), (2, False)])
+def test_wide_groups_of_one_image_go_by_winograd(images: int, algorithm: bool) -> None:
+    rng = np.random.default_rng(0)
+    shape, groups, wide = (images, 3 * 64, 28, 28), 3, 64
+    w = rng.standard_normal((groups * wide, wide, 3, 3)).astype("float32") / 24
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = relax.op.nn.conv2d(x, constant(w), padding=1, groups=groups)
+            result = builder.emit_output(builder.emit(y))
+        builder.emit_func_output(result)
+    compiled = tvm_ext.compile(builder.finalize(), "cpu")
+    assert any("winograd" in group.name for group in compiled.manifest.groups) == algorithm
+    given = rng.standard_normal(shape).astype("float32")
+    padded = np.pad(given, ((0, 0), (0, 0), (1, 1), (1, 1))).astype("float64")
+    expected = np.concatenate(
+        [
+            sum(
+                np.einsum("oc,nchw->nohw", own[:, :, i, j], image[:, :, i : i + 28, j : j + 28])
+                for i in range(3)
+                for j in range(3)
+            )
+            for image, own in zip(np.split(padded, groups, 1), np.split(w, groups), strict=True)
+        ],
+        1,
+    )
+    (actual,) = compiled(given)
+    assert np.abs(actual - expected).max() < BOUNDS[4] * np.abs(expected).max()
 
 
 def test_the_chain_is_read_from_its_structure() -> None:

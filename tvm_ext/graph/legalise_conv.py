@@ -164,15 +164,13 @@ def lower_conv(
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
             x,
-            constant(transform_weight(weight, options.lanes, m)),
+            constant(transform_weight(weight, options.lanes, m, geometry.groups)),
             key=geometry,
             primfunc_name_hint=f"{name}_winograd{m}",
             primfunc_attrs=FUSES_EPILOGUE,
         )
     if geometry.groups > 1 and not geometry.depthwise:
-        groups = geometry.groups
-        split = (*shape[:-1], groups, shape[-1] // groups)
-        x = builder.emit_te(topi.reshape, x, split)
+        x = builder.emit_te(topi.reshape, x, by_groups(shape, geometry))
     return builder.call_te(
         lambda data, filters: conv(data, filters, geometry, options.lanes, planes=planes),
         x,
@@ -181,6 +179,11 @@ def lower_conv(
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )
+
+
+def by_groups(shape: tuple[int, ...], geometry: ConvGeometry) -> tuple[int, ...]:
+    """[n, .., C]  →  [n, .., groups, C / groups]"""
+    return (*shape[:-1], geometry.groups, shape[-1] // geometry.groups)
 
 
 def by_taps(
@@ -279,7 +282,7 @@ def choose_algorithm(
     if predict_us is None or geometry.depthwise:
         return DIRECT
     choices = [DIRECT]
-    if winograd_applies(geometry, lanes):
+    if winograd_applies(geometry, shape[0], lanes):
         smallest = min(geometry.out_size(shape[1:-1]))
         choices += [m for m in tiles if m < smallest]
     if taps.applies(geometry, lanes):
@@ -305,13 +308,16 @@ def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -
     side = max(m, 1)
     tiles = prod(-(-extent // side) for extent in geometry.out_size(shape[1:-1]))
     points = (m + 2) ** 2 if m > 0 else prod(geometry.kernel)
-    return 2 * shape[0] * tiles * points * geometry.in_channels * geometry.out_channels
+    macs = geometry.in_channels // geometry.groups * geometry.out_channels
+    return 2 * shape[0] * tiles * points * macs
 
 
 def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:
     """The convolution by one algorithm: its kernels, one after another."""
     data = te.placeholder(shape, "float32", name="data")
     if m == DIRECT:
+        if geometry.groups > 1:
+            data = te.placeholder(by_groups(shape, geometry), "float32", name="data")
         return [direct_program(data, geometry, lanes)]
     if m == TAPS:
         product = taps.product_geometry(geometry, lanes)

@@ -55,7 +55,7 @@ def chain_plans(
     """All forms for each register tile, core tiles that leave no tail at the image's border."""
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
     a, b, *images, width, depth = product.extents
-    if width != last.extents[-1]:
+    if width * chain.groups != last.extents[-1]:
         return
     stages = [stage for stage in range(len(graph.nodes)) if stage != chain.product]
 
@@ -79,7 +79,7 @@ def chain_plans(
             for channels in sorted({*blocks[:2], width}):
                 core = Tile((a, b, 1, rows, columns, channels, depth))
                 yield plan(core, register, IMAGE_FIRST, "core")
-                if channels < width:
+                if channels == width if chain.groups > 1 else channels < width:
                     yield plan(core, register, CHANNELS_FIRST, "core")
         for channels in blocks:
             core = Tile((1, 1, *images, channels, depth))
@@ -128,14 +128,20 @@ def chain_estimate(
     counts = core.counts(product.axes)
     tiles = prod(counts[axis] for axis in product.space)
     inside = plan.attach[0].level == "core"
-    blocks = counts[_CHANNELS] if inside and plan.order[0] != _CHANNELS else 1
+    image_first = inside and plan.order[0] != _CHANNELS
+    blocks = counts[_CHANNELS] * chain.groups if image_first else 1
     tasks = tiles // blocks
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
     work = _work(graph, chain, plan.lanes)
     if inside:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
-        phases = _inside(work, part, blocks, counts[_CHANNELS] // blocks, waves, cores, hw)
+        reads, again = (counts[_CHANNELS], 1) if image_first else (1, counts[_CHANNELS])
+        if image_first:
+            part *= chain.groups
+        else:
+            work = work._replace(weight=work.weight // chain.groups)
+        phases = _inside(work, part, blocks, reads, again, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
     if plan.ahead:
@@ -172,10 +178,18 @@ def _work(graph: TileGraph, chain: TransformChain, lanes: int) -> _Work:
 
 
 def _inside(
-    work: _Work, part: float, blocks: int, again: int, waves: int, cores: int, hw: HardwareModel
+    work: _Work,
+    part: float,
+    blocks: int,
+    reads: int,
+    again: int,
+    waves: int,
+    cores: int,
+    hw: HardwareModel,
 ) -> _Phases:
     """Every stage inside the core tile. A task takes `part` of the image and `blocks` blocks of
-    channels; the input is transformed `again` and again for the others."""
+    channels, for which it `reads` transformed data so many times; the input is transformed `again`
+    and again for the others."""
     weight = work.weight / again
     held = (work.data + work.results / again / blocks) * part
     near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
@@ -185,7 +199,7 @@ def _inside(
     results = work.results / again * part
     data, outside_ns = work.data * part, work.outside / again * part / beyond
     return _Phases(
-        product_ns=waves * (weight / far + data * blocks / near + results / filled),
+        product_ns=waves * (weight / far + data * reads / near + results / filled),
         transforms_ns=waves * (data + results) / filled,
         outside_ns=waves * outside_ns,
         transforms_cycles=(work.before + work.after / again) * waves * part / hw.fma_per_cycle,

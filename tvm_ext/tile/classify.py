@@ -351,6 +351,8 @@ class TransformChain(NamedTuple):
     last: int
     m: int
     """Outputs of a tile along each of the last stage's axes 1 and 2."""
+    groups: int
+    """Of channels, which are the product's images: of one image, side by side in the others."""
 
 
 IMAGE_FIRST = (2, 3, 4, 5, 0, 1, 6)
@@ -381,7 +383,8 @@ def transform_chain(graph: TileGraph) -> TransformChain | None:
     sizes = {size for pair in steps for size in pair}
     if len(nodes[4].axes) != 4 or len(sizes) != 1 or (m := sizes.pop()) < 2:
         return None
-    return TransformChain(0, 1, 2, 3, 4, m)
+    groups = nodes[2].extents[2] // nodes[4].extents[0]
+    return TransformChain(0, 1, 2, 3, 4, m, groups)
 
 
 def staged(node: TileNode, access: Access, core: Tile, register: Tile) -> bool:

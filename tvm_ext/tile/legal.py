@@ -16,6 +16,7 @@ from tvm_ext.tile.block import can_fetch_ahead, check_block, check_stream
 from tvm_ext.tile.chunk import LEVEL as CHUNK
 from tvm_ext.tile.chunk import chunk_of, chunk_tile
 from tvm_ext.tile.classify import (
+    CHANNELS_FIRST,
     TransformChain,
     cut_axis,
     even_lanes,
@@ -237,6 +238,8 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
         raise PlanError("extent", f"plan: core tile {core} cuts the window")
     if product.extents[5] % core[5] or core[5] % lanes_out:
         raise PlanError("tail", f"plan: core tile {core} leaves a tail of the channels")
+    if chain.groups > 1 and plan.order == CHANNELS_FIRST and core[5] < product.extents[5]:
+        raise PlanError("tail", f"plan: core tile {core} cuts a group of channels")
     for axis in (3, 4):
         if product.extents[axis] % core[axis]:
             raise PlanError("tail", f"plan: core tile {core} cuts the image into unequal parts")

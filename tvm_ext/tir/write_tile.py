@@ -196,6 +196,10 @@ def register_epilogue(
     192 slower, by 2 % of a ConvNeXt).
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+    wide = [loop for loop in loops if int(schedule.get(loop).extent) > 1]
+    if wide and wide[-1] is not loops[-1]:  # behind the columns come taps of one
+        loops = [*(loop for loop in loops if loop is not wide[-1]), wide[-1]]
+        schedule.reorder(*loops)
     extent = int(schedule.get(loops[-1]).extent)
     if lanes > 1:
         *rest, last = loops

@@ -26,7 +26,7 @@ from tvm_ext.loops import Loops
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.build import one_line
 from tvm_ext.measure.job import Failure
-from tvm_ext.passes import Precision, apply_plans, calling_passes, lowering_passes
+from tvm_ext.passes import Precision, apply_plans, calling_passes, placing_passes
 from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
 from tvm_ext.runtime.executor import Compiled
@@ -180,12 +180,12 @@ def link(
     that can only be run from a file. GPU kernels are brought along by the VM's code, as TVM does.
     """
     target = target_of(lowered.hardware.target)
-    loops = Loops(kernels, target, checked)
+    loops = Loops(planned, kernels, target, checked)
     with target:
         calling = tvm.transform.Sequential(calling_passes())(apply_plans(lowered.mod, planned))
         called = loops.rerolled(calling)
         manifest = make_manifest(lowered, planned, loops, called, notes)
-        lowest = tvm.transform.Sequential(lowering_passes())(with_manifest(called, manifest))
+        lowest = tvm.transform.Sequential(placing_passes())(with_manifest(called, manifest))
     names = {str(variable.name_hint) for variable in called.get_global_vars()}
     kernels = {name: kernel for name, kernel in kernels.items() if name in names}
     kernels |= loops.kernels
@@ -233,7 +233,7 @@ def make_manifest(
 ) -> Manifest:
     """What the artifact says of itself; `called` are its kernels and loops as a run calls them. The
     code hash covers every kernel's scheduled text."""
-    looped = loops.groups(planned)
+    looped = loops.groups()
     io_bytes = {name: entry.task.io_bytes for name, entry in planned.items()}
     io_bytes |= {group.name: group.io_bytes for group in looped}
     hashes = sorted(f"{entry.task.signature} {entry.tir_hash}" for entry in planned.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ BOUND = 1e-4
 """Largest difference over largest magnitude: LLVM may contract sums otherwise in another place."""
 SMALL = 0.125
 """Standard deviation of random data, which is handed on from turn to turn."""
+LONG_US = 100.0
+"""Predicted time of kernels, in the mean, beside which a call is nothing (twelve layers of one set
+of weights, ALBERT's: 0.99 times as fast as a loop, and compiled twice)."""
 NAME_CHARS = 24
 """Of the name of a kernel inside."""
 Main = Callable[..., Any]
@@ -37,13 +41,21 @@ Main = Callable[..., Any]
 class Loops:
     """The loops of one model.
 
-    kernels  those they are of, by name
+    planned  how the kernels that they are of were planned, by name
+    kernels  those, compiled
     target   what they are compiled for
     checked  whether this machine is to run them once
     """
 
-    def __init__(self, kernels: Mapping[str, Any], target: Any, checked: bool) -> None:
-        self._kernels, self._target, self._checked = kernels, target, checked
+    def __init__(
+        self,
+        planned: Mapping[str, Planned],
+        kernels: Mapping[str, Any],
+        target: Any,
+        checked: bool,
+    ) -> None:
+        self._planned, self._kernels = planned, kernels
+        self._target, self._checked = target, checked
         self._found: dict[str, Rolled] = {}
         self._times: Counter[str] = Counter()
         self.kernels: dict[str, Kernel] = {}
@@ -58,9 +70,9 @@ class Loops:
         rerolled = RerollLoops(accepts=self._accept)(mod)  # type: ignore[operator]
         return self._without_those_inside(rerolled)
 
-    def groups(self, planned: Mapping[str, Planned]) -> list[Group]:
+    def groups(self) -> list[Group]:
         """The report lines of the loops."""
-        return [self._group(name, loop, planned) for name, loop in self._found.items()]
+        return [self._group(name, loop) for name, loop in self._found.items()]
 
     def calls(self, kernel: str) -> int:
         """How often a kernel is called inside loops."""
@@ -95,6 +107,8 @@ class Loops:
     def _is_right(self, name: str, loop: Rolled) -> bool:
         if any(kernel not in self._kernels for kernel, _ in loop.kernels):
             return False
+        if mean(self._planned[kernel].option.predicted_us for kernel, _ in loop.kernels) > LONG_US:
+            return False
         built = compile_kernel(loop.func, self._target, name, run=False)
         if isinstance(built, Failure):
             self.notes.append(f"loop {name} left as calls: {built.message}")
@@ -112,8 +126,8 @@ class Loops:
         self.kernels[name] = kernel
         return True
 
-    def _group(self, name: str, loop: Rolled, planned: Mapping[str, Planned]) -> Group:
-        each = [planned[kernel].group() for kernel, _ in loop.kernels]
+    def _group(self, name: str, loop: Rolled) -> Group:
+        each = [self._planned[kernel].group() for kernel, _ in loop.kernels]
         return Group(
             name=name,
             kind=f"{loop.turns} x ({', '.join(group.kind[:NAME_CHARS] for group in each)})",

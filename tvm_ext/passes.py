@@ -118,6 +118,7 @@ __all__ = [
     "graph_passes",
     "lowering_passes",
     "pipeline",
+    "placing_passes",
 ]
 
 
@@ -260,10 +261,9 @@ def calling_passes() -> list[Any]:
     return [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
 
 
-def lowering_passes() -> list[Any]:
-    """From calls of kernels to VM instructions: TVM's own passes (its CPU pipeline's last two
-    phases), but for the planning of memory, whose tensors only kernels take that `TIR_PIPELINE`
-    lowers."""
+def placing_passes() -> list[Any]:
+    """From calls of kernels to VM instructions: TVM's own passes, but for the planning of memory,
+    whose tensors only kernels take that `TIR_PIPELINE` lowers."""
     transform = relax.transform
     return [
         PlanMemory(),
@@ -275,6 +275,12 @@ def lowering_passes() -> list[Any]:
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
+
+
+def lowering_passes() -> list[Any]:
+    """From call_tir to VM instructions: the last two phases of TVM's CPU pipeline, with loops as
+    kernels and our planning of memory."""
+    return [*calling_passes(), RerollLoops(), *placing_passes()]
 
 
 @tvm.transform.module_pass(opt_level=0, name="Plan")
@@ -360,7 +366,6 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
                     break
         if made is None:
             made = applied(mod, graph_passes(hardware, precision=precision))
-        planned = [Plan(hardware, log), *calling_passes(), RerollLoops()]
-        return applied(made, [*planned, *lowering_passes()])
+        return applied(made, [Plan(hardware, log), *lowering_passes()])
 
     return run

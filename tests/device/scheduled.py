@@ -32,9 +32,7 @@ def runner(mod: IRModule) -> Callable[[np.ndarray], np.ndarray]:
     """What a module of one input makes of it."""
     target = Target(HARDWARE.target)
     with target:
-        lowest = tvm.transform.Sequential([*passes.calling_passes(), *passes.lowering_passes()])(
-            mod
-        )
+        lowest = tvm.transform.Sequential(passes.lowering_passes())(mod)
         executable = tvm.compile(lowest, target, relax_pipeline=None, tir_pipeline=TIR_PIPELINE)
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 

@@ -12,7 +12,7 @@ from tvm_ext.graph import concat_places
 from tvm_ext.graph.concat_in_place import ConcatInPlace
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.hardware import catalog
-from tvm_ext.passes import TIR_PIPELINE, calling_passes, lowering_passes
+from tvm_ext.passes import TIR_PIPELINE, lowering_passes
 from tvm_ext.tir.slices import dense
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax, tvm
 
@@ -48,7 +48,7 @@ def concats(mod: IRModule) -> int:
 def run(mod: IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
     """The outputs, with functions as TVM wrote them."""
     with Target("llvm"):
-        lowest = tvm.transform.Sequential([*calling_passes(), *lowering_passes()])(mod)
+        lowest = tvm.transform.Sequential(lowering_passes())(mod)
         executable = tvm.compile(lowest, "llvm", relax_pipeline=None, tir_pipeline=TIR_PIPELINE)
     result = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays))
     return [result.numpy()] if hasattr(result, "numpy") else [one.numpy() for one in result]

@@ -151,6 +151,8 @@ def write_tile(prepared: Prepared, plan: TilePlan) -> None:
     if square is not None:
         mark_square(schedule, inner[square])
     if epilogue is not None:
+        if chunk is not None and vector is not None:
+            _columns_last(schedule, epilogue, len(node.space) - node.space.index(vector))
         last_stage = graph.nodes[after[0]] if after else None
         length = prod(node.extents[axis] for axis in node.reduce)
         register_epilogue(schedule, epilogue, plan.lanes, last_stage, length)
@@ -170,6 +172,14 @@ def _in_chunks(
     part = schedule.rfactor(outer, 0)
     schedule.set_scope(part, 0, "local")
     return part, block
+
+
+def _columns_last(schedule: Schedule, block: SBlockRV, place: int) -> None:
+    """Puts the loop that comes as many places from the end behind those after it: taps of which
+    there is one."""
+    if place > 1:
+        loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+        schedule.reorder(*loops[1 - place :], loops[-place])
 
 
 def _copy(schedule: Schedule, prepared: Prepared, anchor: int, read: int) -> SBlockRV:
@@ -196,10 +206,6 @@ def register_epilogue(
     192 slower, by 2 % of a ConvNeXt).
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
-    wide = [loop for loop in loops if int(schedule.get(loop).extent) > 1]
-    if wide and wide[-1] is not loops[-1]:  # behind the columns come taps of one
-        loops = [*(loop for loop in loops if loop is not wide[-1]), wide[-1]]
-        schedule.reorder(*loops)
     extent = int(schedule.get(loops[-1]).extent)
     if lanes > 1:
         *rest, last = loops

@@ -127,6 +127,8 @@ class Loops:
         return True
 
     def _group(self, name: str, loop: Rolled) -> Group:
+        """Without a predicted time: those of its kernels are of weights out of cache, which they
+        are in the first turn alone."""
         each = [self._planned[kernel].group() for kernel, _ in loop.kernels]
         return Group(
             name=name,
@@ -134,7 +136,6 @@ class Loops:
             signature="",
             source="loop",
             bound=max(each, key=lambda group: group.predicted_us).bound,
-            predicted_us=round(loop.turns * sum(group.predicted_us for group in each), 2),
             flops=loop.turns * sum(group.flops for group in each),
             io_bytes=sum(
                 prod(map(int, param.shape)) * element_bytes(param) for param in loop.func.params

@@ -173,6 +173,11 @@ def test_other_numbers_of_threads_than_cores_do_all_the_work(threads: int) -> No
         "a, *_, d = made = [tvm.runtime.tensor(np.ones(s, 'float32')) for s in shapes]\n"
         "kernel(*made)\n"
         "assert (d.numpy() == 1).all()\n"
+        "kernel = compiled(mark_steal(stepping(40, 9))).jit()['main']\n"
+        "x, y, sums, state = (np.zeros(s, 'float32') for s in (9, (40, 9), 40, 9))\n"
+        "made = [tvm.runtime.tensor(one) for one in (x + 1, y, sums, state)]\n"
+        "kernel(*made)\n"
+        "assert (made[-1].numpy() == 20).all()\n"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     done = subprocess.run(

@@ -23,8 +23,9 @@ from tvm_ext.records.manifest import Group
 from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.machine import tensor
 from tvm_ext.shield import shield
-from tvm_ext.tir.roll import Rolled
+from tvm_ext.tir.roll import Part, Rolled
 from tvm_ext.tvm_api import IRModule, array_of, element_bytes, ir, relax, structural_walk, tvm
+from tvm_ext.verify import arguments_of
 
 BOUND = 1e-4
 """Largest difference over largest magnitude: LLVM may contract sums otherwise in another place."""
@@ -149,9 +150,10 @@ def differs(loop: Rolled, main: Main, mains: Mapping[str, Main], seed: int = 0) 
     """Runs a loop, and its kernels turn by turn, on the same random data. Returns what is wrong, or
     an empty text."""
     source = np.random.default_rng(seed)
+    spans = _spans(loop)
     given = [
-        _random(source, param) if array is None else np.array(array)
-        for param, array in zip(loop.func.params, loop.constants, strict=True)
+        _random(source, param, spans[place]) if array is None else np.array(array)
+        for place, (param, array) in enumerate(zip(loop.func.params, loop.constants, strict=True))
     ]
     at_once = [tensor(array) for array in given]
     main(*at_once)
@@ -181,9 +183,21 @@ def differs(loop: Rolled, main: Main, mains: Mapping[str, Main], seed: int = 0) 
     return ""
 
 
-def _random(source: np.random.Generator, param: Any) -> np.ndarray:
-    """Data for a tensor: small floats, for what is handed on; of integers 0 or 1."""
+def _spans(loop: Rolled) -> list[tuple[int, int]]:
+    """For each of a loop's tensors between which numbers integers may be: as indices, and as
+    divisors, of all kernels that take it."""
+    found = [(0, 1 << 31)] * len(loop.func.params)
+    for (_, func), parts in zip(loop.kernels, loop.parts, strict=True):
+        for argument, part in zip(arguments_of(func, 0), parts, strict=True):
+            place = part.tensor if isinstance(part, Part) else part
+            low, high = argument.span
+            found[place] = max(low, found[place][0]), min(high, found[place][1])
+    return [(low, max(low + 1, high)) for low, high in found]
+
+
+def _random(source: np.random.Generator, param: Any, span: tuple[int, int]) -> np.ndarray:
+    """Data for a tensor: small floats, for what is handed on; integers of a span."""
     shape, dtype = tuple(map(int, param.shape)), numpy_dtype(str(param.dtype))
     if dtype.kind in "iub":
-        return source.integers(0, 2, shape).astype(dtype)
+        return source.integers(*span, shape).astype(dtype)
     return (SMALL * source.standard_normal(shape)).astype(dtype)

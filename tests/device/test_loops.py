@@ -11,8 +11,8 @@ import pytest
 import tvm_ext
 from tvm_ext import loops
 from tvm_ext.runtime.executor import Compiled
-from tvm_ext.tir.roll import Rolled
-from tvm_ext.tvm_api import IRModule, Target, constant, relax, tvm
+from tvm_ext.tir.roll import Rolled, roll
+from tvm_ext.tvm_api import IRModule, Target, constant, relax, te, tirx, tvm
 
 op = relax.op
 Array = np.ndarray
@@ -206,3 +206,22 @@ def test_the_pass_can_be_left_out() -> None:
     assert turns(compiled) == []
     x = given(64)
     np.testing.assert_allclose(compiled(x)[0], last(Chain(None, 64), x), rtol=1e-4, atol=1e-5)
+
+
+def test_integers_of_random_data_are_indices_and_divisors() -> None:
+    """What a kernel divides by is not zero, what another takes elements by lies inside."""
+    taken = te.placeholder((5,), "float32", "taken")
+    index, number = te.placeholder((3,), "int32", "index"), te.placeholder((3,), "int32", "number")
+    picks = te.create_prim_func([taken, index, te.compute((3,), lambda i: taken[index[i]])])
+    divides = te.create_prim_func(
+        [number, index, te.compute((3,), lambda i: tirx.floordiv(number[i], index[i]))]
+    )
+    buffers = [*picks.params[:2], divides.params[0], picks.params[2], divides.params[2]]
+    tensors = [tirx.decl_buffer(one.shape, one.dtype) for one in buffers]
+    parts = ((0, 1, 3), (2, 1, 4))
+    kernels = [(picks, parts[0]), (divides, parts[1])]
+    loop = Rolled(
+        roll(kernels, tensors, 4), 4, (("picks", picks), ("divides", divides)), parts, (None,) * 5
+    )
+    low, high = loops._spans(loop)[1]
+    assert 0 < low < high <= 5

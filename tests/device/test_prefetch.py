@@ -221,6 +221,39 @@ def test_a_chunk_is_asked_for_where_its_pieces_lie() -> None:
     assert asked == set(places[:, :, :, chunk:, ::16].reshape(-1).tolist())
 
 
+@pytest.mark.parametrize(("taps", "asked"), [((1, 1), True), ((3, 3), False)])
+def test_taps_that_are_gone_through_inside_steps(taps: tuple[int, int], asked: bool) -> None:
+    """Where the next piece of a chunk lies is not known yet; of one tap it is."""
+    pads = tuple(tap // 2 for tap in taps)
+    geometry = ConvGeometry(taps, (1, 1), pads, pads, (1, 1), 1, 64, 64)
+    x = te.placeholder((1, 8, 12, 64), "float32", "x")
+    w = te.placeholder((2, *taps, 64, PANEL), "float32", "w")
+    func = te.create_prim_func([x, w, conv(x, w, geometry, LANES)])
+    prepared = prepare(func)
+    assert prepared is not None
+    anchor = next(p for p, node in enumerate(prepared.graph.nodes) if node.kind == "reduce")
+    *rows, columns, _, _, deep = prepared.graph.nodes[anchor].extents
+    count = len(rows)
+    register = (*(1 for _ in rows[1:]), 4, 2 * PANEL, 1, 1, 1)
+    plan = TilePlan(
+        rule="tile",
+        anchor=anchor,
+        tiles=(
+            LevelTile("core", Tile((*rows, columns, *taps, deep))),
+            LevelTile("l2", Tile((*rows, columns, *taps, 32))),
+            LevelTile("register", Tile(register)),
+        ),
+        order=(count, *range(count), count + 1, count + 3, count + 2),
+        parallel=0,
+        lanes=LANES,
+        unroll=1,
+        prefetch=True,
+    )
+    scheduled = write(func, plan)
+    assert bool(requests(scheduled)) == asked
+    assert isinstance(build(scheduled, Target(resolve("cpu/host").target)), Built)
+
+
 def test_a_chunk_of_several_blocks_is_asked_for_step_by_step() -> None:
     """Rows are few, and of each block there is more than fits into their steps."""
     geometry = ConvGeometry((1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1, 1232, 240)

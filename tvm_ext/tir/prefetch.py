@@ -94,11 +94,13 @@ def _requests(loops: list[Any], realize: Any, parameters: set[Any]) -> tuple[Any
         lines = ceil(lines_along / visits)
         if not asking or pieces * lines > MAX_LINES:
             continue
-        within = [*inside, *loops[loops.index(asking[-1]) + 1 :]]
+        below = loops[loops.index(asking[-1]) + 1 :]
+        if any(loop in apart and int(loop.extent) > 1 for loop in below):
+            continue  # which piece is next is said further inside
         begin = {
             loop.loop_var: tirx.const(0, "int32")
-            for loop in within
-            if loop not in apart or loop not in sweep
+            for loop in [*inside, *below]
+            if loop in below or loop not in apart or loop not in sweep
         }
         start = [substitute(index, begin | chosen) for index in indices]
         first = flat(start, load.source.shape) + (0 if chosen else panel)

@@ -141,26 +141,21 @@ def winograd(x: Tensor, weight: Tensor, geometry: ConvGeometry, m: int) -> Tenso
         ),
         name="cols_in",
     )
-    channel = te.reduce_axis((0, inner // groups), name="c")
-    if groups == 1:
-        product = te.compute(
-            (alpha, alpha, *grid, columns),
-            lambda a, b, n, ty, tx, o: te.sum(
-                cols_in[a, b, n, ty, tx, channel] * weight[a, b, o // block, channel, o % block],
-                axis=channel,
-            ),
-            name="product",
-        )
-    else:
-        product = te.compute(
-            (alpha, alpha, groups, *grid[1:], per_group),
-            lambda a, b, g, ty, tx, o: te.sum(
-                cols_in[a, b, 0, ty, tx, g * (inner // groups) + channel]
-                * weight[a, b, g, o // block, channel, o % block],
-                axis=channel,
-            ),
-            name="product",
-        )
+    deep = inner // groups
+    channel = te.reduce_axis((0, deep), name="c")
+
+    def multiplied(a: Any, b: Any, image: Any, ty: Any, tx: Any, o: Any) -> Any:
+        block_of, column = o // block, o % block
+        if groups == 1:
+            data = cols_in[a, b, image, ty, tx, channel]
+            filters = weight[a, b, block_of, channel, column]
+        else:
+            data = cols_in[a, b, 0, ty, tx, image * deep + channel]
+            filters = weight[a, b, image, block_of, channel, column]
+        return te.sum(data * filters, axis=channel)
+
+    images = batch if groups == 1 else groups
+    product = te.compute((alpha, alpha, images, *grid[1:], per_group), multiplied, name="product")
 
     def made(a: Any, b: Any, n: Any, ty: Any, tx: Any, o: Any) -> Any:
         image, column = (n, o) if groups == 1 else (o // per_group, o % per_group)

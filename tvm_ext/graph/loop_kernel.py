@@ -16,6 +16,7 @@ import numpy as np
 
 from tvm_ext.errors import PlanError
 from tvm_ext.graph.memory_order import type_bytes
+from tvm_ext.graph.plan_memory import ALIGNED
 from tvm_ext.graph.straight import Straight, dtype_of
 from tvm_ext.graph.turns import Apart, Called, Form, Given, Going, Loop, Room
 from tvm_ext.tir.roll import Part, Rolled, roll
@@ -30,8 +31,6 @@ from tvm_ext.tvm_api import (
     static_extents,
     tirx,
 )
-
-LINE_BYTES = 64
 
 
 class LoopKernel:
@@ -87,7 +86,7 @@ class LoopKernel:
         dtype = str(made[0].ty.dtype.dtype)
         width = element_bytes(made[0].ty.dtype)
         assert sizes is not None
-        size = -(-prod(sizes) * width // LINE_BYTES) * LINE_BYTES // width
+        size = -(-prod(sizes) * width // ALIGNED) * ALIGNED // width
         formed = [form for forms in self._loop.forms for form in forms]
         later = any(self._function.uses_from(one, last + 1) for one in made[:-1])
         later |= self._function.uses_from(before, first) > formed.count(Room(number, 1))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import make_model, value
 
+import tvm_ext
 from tvm_ext.compute.norm import reduction
 from tvm_ext.compute.norm_columns import column_square, column_sum
 from tvm_ext.hardware import resolve
@@ -89,3 +93,25 @@ def test_a_window_is_not_shared_out(kernel: tuple[int, int]) -> None:
     graph = make_task(te.create_prim_func([x, te.compute(shape, body)]), "pool").graph
     assert graph is not None
     assert split_plan(graph, 0, TWO) is None
+
+
+@pytest.mark.parametrize("extent", [7, 14, 20])
+def test_columns_of_what_tiles_have_made(extent: int) -> None:
+    """Squeeze and excitation: when columns are summed, stages before them are within others."""
+    rng = np.random.default_rng(0)
+    taps = rng.standard_normal((96, 1, 5, 5)).astype("float32") / 5
+    nodes = [
+        helper.make_node("Conv", ["x", "taps"], ["conv"], group=96, pads=[2, 2, 2, 2]),
+        helper.make_node("Sigmoid", ["conv"], ["sigmoid"]),
+        helper.make_node("Mul", ["conv", "sigmoid"], ["made"]),
+        helper.make_node("GlobalAveragePool", ["made"], ["squeezed"]),
+    ]
+    model = make_model(
+        nodes, [value("x", 1, 96, extent, extent)], ["made", "squeezed"], {"taps": taps}
+    )
+    compiled = tvm_ext.compile(model, shapes={}, num_threads=2)
+    assert not [group for group in compiled.manifest.groups if group.fallback]
+    data = {"x": rng.standard_normal((1, 96, extent, extent)).astype("float32")}
+    expected = ReferenceEvaluator(model).run(None, data)
+    for one, other in zip(compiled(data), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -97,7 +97,7 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     loose = write_block_loose if plan.rule.startswith("block") else write_loose
     named: set[int] = set()
     try:
-        if any(part.rule == "rows" for part in parts):  # before any block is part of another
+        if any(part.rule in ("rows", "split") for part in parts):  # before blocks are in others
             with_loops(prepared)
         for part in parts:
             RULES[part.rule](prepared, part)

@@ -34,9 +34,6 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     """
     schedule, node = prepared.schedule, prepared.graph.nodes[plan.anchor]
     axis = check_split(node, plan)
-    for other in prepared.blocks:
-        if not schedule.get_loops(other):
-            schedule.add_unit_loop(other)  # TVM's rfactor fails beside a block without loops
     partial = partial_reductions(prepared, plan.anchor, plan.lanes)
     block = partial[0] if partial else prepared.blocks[plan.anchor]
     loop = schedule.get_loops(block)[axis]

@@ -18,6 +18,6 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
-            readable, fourier and tensor_scatter, which ask and write by nodes
+            dead_taps, readable, fourier and tensor_scatter, which ask and write by nodes
 randomise   random weights for models that ship without real ones; for tests and benchmarks
 """

@@ -25,11 +25,12 @@ def rewrite(model: ir.Model) -> bool:
     from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
-    from tvm_ext.frontend import as_meant, fourier, readable, restate, tensor_scatter
+    from tvm_ext.frontend import as_meant, dead_taps, fourier, readable, restate, tensor_scatter
 
     chosen = (
         *restate.rules,
         *as_meant.rules,
+        *dead_taps.rules,
         *fourier.rules,
         *tensor_scatter.rules,
         *readable.rules,

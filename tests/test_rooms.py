@@ -25,6 +25,7 @@ LEVELS = {
         "shield",
         "tvm_amx",
         "tvm_api",
+        "tvm_counted",
         "tvm_dots",
         "tvm_extremes",
         "tvm_indices",

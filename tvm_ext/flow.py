@@ -30,6 +30,7 @@ from tvm_ext.shield import first_line, shield
 from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
+from tvm_ext.tvm_counted import CALL
 from tvm_ext.tvm_pairs import HALF, multiplies_pairs
 
 FAST_MATHS = (
@@ -139,10 +140,10 @@ def lower(
                 )
         else:
             source = read_source(model, shapes)
-            if hardware.kind == "cuda" and NON_MAX in called(source.mod["main"].body):
+            if hardware.kind == "cuda" and {NON_MAX, CALL} & called(source.mod["main"].body):
                 raise ModelError(
-                    f"{source.name}: NonMaxSuppression is computed on CPUs alone, not on "
-                    f"{hardware.name}; export the model without it"
+                    f"{source.name}: what data say the number of (NonMaxSuppression, NonZero) is "
+                    f"found on CPUs alone, not on {hardware.name}; export the model without it"
                 )
             passes = graph_passes(hardware, explain=decisions.append, precision=precision)
             mod = run(source.mod, passes)

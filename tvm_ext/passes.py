@@ -33,8 +33,10 @@ from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
 from tvm_ext.graph.keep_bytes import KeepBytes
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.look_up_bytes import LookUpBytes
+from tvm_ext.graph.lower_counted import LowerCounted
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_non_max import LowerNonMax
+from tvm_ext.graph.lower_roi_align import LowerRoiAlign
 from tvm_ext.graph.lower_scan import LowerScan
 from tvm_ext.graph.lower_split import LowerSplit
 from tvm_ext.graph.lower_top_k import LowerTopK
@@ -89,8 +91,10 @@ __all__ = [
     "KeepBytes",
     "Legalise",
     "LookUpBytes",
+    "LowerCounted",
     "LowerEinsum",
     "LowerNonMax",
+    "LowerRoiAlign",
     "LowerScan",
     "LowerSplit",
     "LowerTopK",
@@ -149,7 +153,8 @@ def graph_passes(
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     on_cuda = hardware.kind == "cuda"
     in_phases = [] if on_cuda else [StitchGlobal(predict_us, explain)]
-    by_kind = [LowerScan()] if on_cuda else [LowerTopK(hardware), LowerNonMax(hardware)]
+    written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign)
+    by_kind = [LowerScan()] if on_cuda else [lowering(hardware) for lowering in written]
     widened = [] if on_cuda else [Widen()]
     return [
         *widened,

@@ -115,7 +115,7 @@ def test_limits_of_a_run_are_refused() -> None:
     most = next(weight for weight in model.graph.initializer if weight.name == "most")
     model.graph.initializer.remove(most)
     model.graph.input.append(value("most", 1, dtype=onnx.TensorProto.INT64))
-    with pytest.raises(ModelError, match="limit that is no constant"):
+    with pytest.raises(ModelError, match="limits that are no constants"):
         tvm_ext.compile(model)
 
 

@@ -138,12 +138,15 @@ class NonMaxSuppression:
 
     def _most_beyond(self, box: _Corners, known: _Corners, count: Expr) -> Expr:
         """1 if a box overlaps one of the first `count` that are kept by too much, else 0."""
-        found, whole = Build.alloc_buffer([self.lanes], "int32"), self._ramp(integer(0))
-        Build.buffer_store(found, self._all(integer(0)), [whole])
-        with times(tirx.floordiv(count + self.lanes - 1, self.lanes)) as vector:
-            beyond = tirx.max(found[whole], self._beyond(box, known, vector))
-            Build.buffer_store(found, beyond, [whole])
-        return extreme([found[whole]])
+        found = Build.alloc_buffer([1], "int32")
+        step = Build.alloc_buffer([1], "int32")
+        Build.buffer_store(found, integer(0), [0])
+        Build.buffer_store(step, integer(0), [0])
+        with Build.While(tirx.all(found[0] == 0, step[0] * self.lanes < count)):
+            beyond = self._beyond(box, known, step[0])
+            Build.buffer_store(found, extreme([beyond]), [0])
+            Build.buffer_store(step, step[0] + 1, [0])
+        return found[0]
 
     def _corners(self, boxes: Any, image: Expr, at: Expr) -> _Corners:
         y, x, other_y, other_x = (Build.bind(boxes[image, at, place]) for place in range(4))

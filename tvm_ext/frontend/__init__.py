@@ -10,7 +10,7 @@ microsoft   fused operators that ONNX Runtime's tools write, in standard ones; a
             caches and positions, in `microsoft_attention`; `writer` writes the nodes
 quantised   QLinear* operators as those of floats, between dequantising and quantising
 operators   old operators converted, functions inlined; what TVM cannot read is listed at once
-non_max     boxes that were kept, as many as there are
+non_max     boxes that are kept, and how many
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
             quantised_weights: those of 8 bits as the floats that they stand for
             packed_weights: those of a few bits, as Microsoft packs them, too
@@ -19,5 +19,8 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
             dead_taps, readable, fourier and tensor_scatter, which ask and write by nodes
+counted     extents that data say: `counted_graph` bounds them all, by rules for what operators make
+            of rows that mean nothing (`counted_rules`, `counted_places`), shapes worked out number
+            by number (`counted_numbers`), and no more found than is read (`counted_demand`)
 randomise   random weights for models that ship without real ones; for tests and benchmarks
 """

@@ -74,7 +74,8 @@ def _without(op: Any, x: ir.Value, weights: ir.Value, y: ir.Value, **_: Any) -> 
     axes = _axes(x, weights, node)
     assert weights.const_value is not None
     kept = tuple(slice(axis.first, axis.first + axis.taps) for axis in axes)
-    array = np.ascontiguousarray(weights.const_value.numpy()[(slice(None), slice(None), *kept)])
+    places = (slice(None), slice(None), *kept)
+    array = np.ascontiguousarray(weights.const_value.numpy()[places])
     attributes = {key: attribute.value for key, attribute in node.attributes.items()}
     attributes["kernel_shape"] = [axis.taps for axis in axes]
     attributes["dilations"] = [axis.dilation for axis in axes]

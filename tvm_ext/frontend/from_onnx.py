@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from keyword import iskeyword
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,7 @@ from tvm_ext.tvm_api import (
     tvm,
     tvm_version,
 )
+from tvm_ext.tvm_counted import non_zero, scatter_rows
 
 C_KEYWORD = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|"
@@ -140,6 +142,8 @@ class _Importer(ONNXGraphImporter):
         self.at = "the graph"
         self.in_block = False
         self._weights = weights
+        self._found: dict[Any, Any] = {}
+        """Extents that data say, by the tensors of one number that say them."""
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, tensor in self._weights.items():
@@ -168,14 +172,52 @@ class _Importer(ONNXGraphImporter):
                 taken = _gathered(data, indices, attrs.get("axis", 0))
                 if taken is not None:
                     return self.bb.normalize(taken)
+            if attrs.get("counted"):
+                return self._counted(op_name, inputs, attrs)
+            if op_name == "RoiAlign":
+                return _aligned(self.bb, inputs, attrs, opset)
             if op_name == "NonMaxSuppression":
-                return kept_boxes(self.bb, inputs, attrs)
+                raise ValueError("of limits that are no constants, or boxes of no known number")
+            if op_name == "Slice":
+                cut = self._first(*inputs[:4])
+                if cut is not None:
+                    return cut
             if op_name == "ReduceLogSumExp":
                 return _log_of_sum(self.bb, inputs, attrs)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             # The base class prints the node's inputs, weights and all, on every Exception.
             raise _ConversionError from error
+
+    def _counted(self, op_name: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
+        """Operators of which data say how much they find (`counted_graph`)."""
+        if op_name == "ScatterND":
+            return self.bb.normalize(scatter_rows(*inputs))
+        if op_name == "NonMaxSuppression":
+            return self.bb.normalize(relax.Tuple(kept_boxes(self.bb, inputs, attrs)))
+        found = self.bb.emit(non_zero(*inputs))
+        places, count = (self.bb.emit(relax.TupleGetItem(found, place)) for place in (0, 1))
+        return self.bb.normalize(relax.Tuple([places, relax.op.reshape(count, ())]))
+
+    def _first(self, data: Any, begins: Any = None, ends: Any = None, axes: Any = None) -> Any:
+        """The first elements along the outermost axis, as many as data say; None of any other
+        slice."""
+        begin, axis, shape = constant_array(begins), constant_array(axes), None
+        if begin is not None and axis is not None and begin.size == 1:
+            shape = static_extents(getattr(data, "ty", None))
+        if shape is None or begin.any() or not isinstance(ends, (relax.Var, relax.Call)):
+            return None
+        place = int(axis.item())
+        if prod(shape[:place]) != 1:
+            return None
+        if ends not in self._found:
+            extent = tirx.Var("there", "int64")
+            given = self.bb.emit(relax.op.tensor_to_shape(self.bb.emit(ends)))
+            self.bb.match_cast(given, relax.ShapeType([extent]))
+            self._found[ends] = extent
+        whole, cut = self.bb.emit(data), [*shape]
+        cut[place] = self._found[ends]
+        return self.bb.normalize(relax.op.memory.view(whole, cut, data.ty.dtype.dtype, 0))
 
 
 def _gathered(data: Any, indices: Any, axis: int) -> Any:
@@ -191,6 +233,31 @@ def _gathered(data: Any, indices: Any, axis: int) -> Any:
         return None
     counted = np.where(known < 0, known + extents[axis], known).astype(known.dtype)
     return relax.op.take(data, constant(counted), axis, mode="fast")
+
+
+def _aligned(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:
+    """RoiAlign by regions whose coordinates are those of elements' middles: half an element less,
+    where TVM's importer takes half a pixel of the image, however large an element is."""
+    data, regions, images = inputs
+    mode = attrs.get("coordinate_transformation_mode", "half_pixel" if opset >= 16 else "")
+    half_pixel = (mode.decode() if isinstance(mode, bytes) else mode) == "half_pixel"
+    scale = float(attrs.get("spatial_scale", 1.0))
+    dtype = regions.ty.dtype.dtype
+    if half_pixel:
+        regions = relax.op.subtract(regions, relax.const(0.5 / scale, dtype))
+    images = relax.op.astype(relax.op.expand_dims(images, axis=1), dtype)
+    return builder.normalize(
+        relax.op.vision.roi_align(
+            data,
+            relax.op.concat([images, regions], axis=1),
+            pooled_size=(attrs.get("output_height", 1), attrs.get("output_width", 1)),
+            spatial_scale=scale,
+            sample_ratio=attrs.get("sampling_ratio", 0),
+            aligned=half_pixel,
+            layout="NCHW",
+            mode="avg",
+        )
+    )
 
 
 def _log_of_sum(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:

@@ -1,10 +1,10 @@
-"""`NonMaxSuppression` as Relax has it, of which the rows that were found are taken.
+"""`NonMaxSuppression` as Relax has it, with how many rows are found as a result of its own.
 
     NonMaxSuppression(boxes, scores, most, overlap, least)
         →
-    rows, n = all_class_non_max_suppression(...); rows[:n]
+    rows, n = all_class_non_max_suppression(...); rows[:classes * most], n
 
-TVM's importer gives the result the shape of all rows that there might be.
+TVM's importer gives the result the shape of all rows that there might be, and drops `n`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import constant, constant_array, relax, static_extents, tirx
+from tvm_ext.tvm_api import constant, constant_array, relax, static_extents
 
 MANY = 2**31 - 1
 """Boxes, more of which no class can have."""
 
 
-def kept_boxes(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Image, class and box of those kept, int64 [n, 3] (ONNX, operators, NonMaxSuppression-11).
+def kept_boxes(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Image, class and box of those kept, int64 [as many as can be, 3], and how many are, int64 []
+    (ONNX, operators, NonMaxSuppression-11).
 
     Raises ValueError: thresholds that are no constants, or boxes whose number is not known.
     """
     boxes, scores, *rest = inputs
-    if None in map(static_extents, (boxes.ty, scores.ty)):
+    shape = static_extents(scores.ty)
+    if static_extents(boxes.ty) is None or shape is None:
         raise ValueError("boxes whose number is not known when it is compiled")
     most, overlap, least = (*map(_limit, rest), None, None, None)[:3]
     if not most or most < 0:  # of which none is above the least score
         most, least = 1, inf
     limits = (
-        constant(np.asarray(min(most, MANY), np.int64)),
+        constant(np.asarray(min(most, attrs.get("first", most), MANY), np.int64)),
         constant(np.asarray(overlap or 0.0, np.float32)),
         constant(np.asarray(-inf if least is None else least, np.float32)),
     )
@@ -43,11 +45,10 @@ def kept_boxes(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) ->
         relax.op.vision.all_class_non_max_suppression(boxes, scores, *limits, output_format="onnx")
     )
     rows, count = (builder.emit(relax.TupleGetItem(found, place)) for place in (0, 1))
-    begin, step = (constant(np.full(2, value, np.int64)) for value in (0, 1))
-    end = builder.emit(relax.op.concat([count, constant(np.full(1, 3, np.int64))]))
-    taken = builder.normalize(relax.op.dynamic_strided_slice(rows, begin, end, step))
-    shape = (tirx.Var("boxes_kept", "int64"), 3)
-    return builder.match_cast(taken, relax.TensorType(shape, "int64"))
+    images, classes, length = shape
+    ends = [images * classes * min(most, length), 3]
+    rows = builder.normalize(relax.op.strided_slice(rows, [0, 1], [0, 0], ends))
+    return rows, builder.normalize(relax.op.reshape(count, ()))
 
 
 def _limit(given: Any) -> Any:

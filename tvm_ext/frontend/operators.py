@@ -14,6 +14,7 @@ from onnx.shape_inference import infer_shapes
 from onnx.version_converter import convert_version
 
 from tvm_ext.errors import ModelError
+from tvm_ext.frontend.counted import DOMAIN
 from tvm_ext.frontend.load import STANDARD, one_line, onnx_opset, standard_nodes
 
 CONVERTED_OPSET = 13
@@ -205,6 +206,8 @@ def _needs_more_outputs(node: onnx.NodeProto) -> bool:
 
 
 def _is_importable(domain: str, op_type: str) -> bool:
+    if domain == DOMAIN:
+        return True
     if domain == "com.microsoft":
         return op_type in MICROSOFT and op_type in _convert_map()
     return domain in STANDARD and op_type not in MICROSOFT_ONLY and op_type in _convert_map()

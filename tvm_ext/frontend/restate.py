@@ -10,6 +10,7 @@ rewrite:
     BatchNormalization(x), training_mode=1        =>   d / Sqrt(ReduceMean(d d) + eps), scaled and
                                 shifted; d = x - ReduceMean(x): weights that networks standardise
     IsInf(x), of one sign  =>   x == inf
+    Split(x) into one      =>   x
     Where(all, x, y)       =>   x, and y where a constant chooses nothing of x
     ScatterND(x, box, y)   =>   Concat(x[:, :1], y, x[:, 5:]), where the indices count a box: what
                                 exporters make of `x[:, 1:5] = y`
@@ -287,6 +288,14 @@ def _that_side(op: Any, chosen: ir.Value, x: ir.Value, y: ir.Value, **_: Any) ->
     return op.Identity(_one_side(chosen, x, y))
 
 
+def _split(op: Any, x: Any) -> Any:
+    return op.Split(x, _allow_other_inputs=True, _outputs=["whole"])
+
+
+def _as_it_is(op: Any, x: ir.Value, **_: Any) -> Any:
+    return op.Identity(x)
+
+
 def _is_inf(op: Any, x: Any) -> Any:
     return op.IsInf(x, _outputs=["y"])
 
@@ -315,6 +324,7 @@ rules = (
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),
     RewriteRule(_grid_sample, _by_floats, _by_doubles, name="GridSampleByFloats"),
     RewriteRule(_where, _that_side, _takes_one_side, name="WhereOfOneSide"),
+    RewriteRule(_split, _as_it_is, name="SplitIntoOne"),
     RewriteRule(_is_inf, _equals_infinity, _of_one_sign, name="IsInfOfOneSign"),
     RewriteRule(_scatter, _assigned, _counts_a_box, name="ScatterABox"),
     RewriteRule(_trained, _standardised, partial(_in_training, 3), name="BatchNormOfBatch"),

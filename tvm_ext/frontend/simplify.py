@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_affine
+from tvm_ext.frontend.counted import Unbounded
+from tvm_ext.frontend.counted_graph import bound_counts, has_counts
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
@@ -70,6 +72,10 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         known = known and not folds_on
         if known and not unrolled:
             break
+    if has_counts(model):
+        model = _bounded(model, notes)
+        model = _attempt("constant folding", fold, model, notes)
+        model = _attempt("graph clean-up", clean, model, notes)
     _drop_empty(model.graph)
     settle_nearest(model.graph)
     order_channels(model.graph)
@@ -77,6 +83,18 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     _widen_expand(model.graph)
     _cast_exponents(model.graph)
     return model, tuple(dict.fromkeys(notes))
+
+
+def _bounded(model: ir.Model, notes: list[str]) -> ir.Model:
+    """`model` with bounds in the place of extents that data say; as it is, with a note, where these
+    have none that can be told."""
+    copy = model.clone()
+    try:
+        bound_counts(copy)
+    except Unbounded as error:
+        notes.append(f"extents that data say have no bound: {error}")
+        return model
+    return copy
 
 
 def _computes_shape(node: ir.Node) -> bool:

@@ -20,6 +20,7 @@ from tvm_ext.tvm_api import (
     relax,
     static_extents,
     structural_walk,
+    tirx,
     tvm,
     with_blocks,
 )
@@ -182,16 +183,37 @@ def _best_order(steps: Sequence[Step]) -> list[int]:
 
 def _steps(bindings: Sequence[Any]) -> list[Step]:
     numbers = {binding.var: number for number, binding in enumerate(bindings)}
+    extents = _extents_found(bindings)
     steps = []
-    for binding in bindings:
+    for number, binding in enumerate(bindings):
         value = getattr(binding, "value", None)
         used: list[Any] = []
         structural_walk(value, (relax.Var, used.append))
         reads = frozenset(numbers[var] for var in used if var in numbers)
+        if extents:
+            found = {extents[var] for var in _symbols(binding) if var in extents}
+            reads |= found - {number}
         allocates = isinstance(value, relax.Call) and op_name(value) not in VIEWS
         kept = not isinstance(binding.var, relax.DataflowVar)
         steps.append(Step(type_bytes(binding.var.ty) if allocates else 0, reads, kept))
     return steps
+
+
+def _extents_found(bindings: Sequence[Any]) -> dict[Any, int]:
+    """Extents that data say, with the numbers of the bindings that find them."""
+    found: dict[Any, int] = {}
+    for number, binding in enumerate(bindings):
+        if isinstance(binding, relax.MatchCast):
+            found |= {var: number for var in _symbols(binding) if var not in found}
+    return found
+
+
+def _symbols(binding: Any) -> list[Any]:
+    """The extents without a number that a binding reads, or gives to what it makes."""
+    used: list[Any] = []
+    for part in (binding.value, binding.var.ty):
+        structural_walk(part, (tirx.Var, used.append))
+    return used
 
 
 def type_bytes(ty: Any) -> int:

@@ -21,6 +21,7 @@ from tvm_ext.tvm_api import (
     op_name,
     relax,
     structural_walk,
+    written_cycles,
 )
 
 _MERGED = "merged"
@@ -232,8 +233,9 @@ class Region:
 
 
 def is_settled(func: PrimFunc) -> bool:
-    """Whether a kernel takes in no others: it has a schedule, or is planned as what it is."""
-    return is_scheduled(func) or OpenAttention.of(func) is not None
+    """Whether a kernel takes in no others: it has a schedule, or is written or planned as what it
+    is."""
+    return is_scheduled(func) or bool(written_cycles(func)) or OpenAttention.of(func) is not None
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

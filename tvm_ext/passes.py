@@ -36,6 +36,7 @@ from tvm_ext.graph.look_up_bytes import LookUpBytes
 from tvm_ext.graph.lower_counted import LowerCounted
 from tvm_ext.graph.lower_einsum import LowerEinsum
 from tvm_ext.graph.lower_non_max import LowerNonMax
+from tvm_ext.graph.lower_resize import LowerResize
 from tvm_ext.graph.lower_roi_align import LowerRoiAlign
 from tvm_ext.graph.lower_scan import LowerScan
 from tvm_ext.graph.lower_split import LowerSplit
@@ -94,6 +95,7 @@ __all__ = [
     "LowerCounted",
     "LowerEinsum",
     "LowerNonMax",
+    "LowerResize",
     "LowerRoiAlign",
     "LowerScan",
     "LowerSplit",
@@ -153,7 +155,7 @@ def graph_passes(
     in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
     on_cuda = hardware.kind == "cuda"
     in_phases = [] if on_cuda else [StitchGlobal(predict_us, explain)]
-    written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign)
+    written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign, LowerResize)
     by_kind = [LowerScan()] if on_cuda else [lowering(hardware) for lowering in written]
     widened = [] if on_cuda else [Widen()]
     return [

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_ext.compute.non_max import NonMaxSuppression
 from tvm_ext.compute.non_zero import NonZero
+from tvm_ext.compute.resize import Resize
 from tvm_ext.compute.roi_align import RoiAlign
 from tvm_ext.compute.scatter_rows import ScatterRows
 from tvm_ext.compute.top_k import TopK
@@ -20,7 +21,7 @@ from tvm_ext.graph.legalise_norm import STANDS_ALONE
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import mark_written, relax, static_extents, te
 
-WrittenKernel = TopK | NonMaxSuppression | NonZero | RoiAlign | ScatterRows
+WrittenKernel = TopK | NonMaxSuppression | NonZero | Resize | RoiAlign | ScatterRows
 LEAST_CYCLES = 20_000
 """Work that is worth sharing out among cores."""
 

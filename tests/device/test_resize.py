@@ -49,6 +49,22 @@ def kernels(model: onnx.ModelProto) -> set[str]:
     }
 
 
+def test_behind_a_convolution() -> None:
+    """Which stays channels last."""
+    nodes = [
+        helper.make_node("Conv", ["x", "taps"], ["c"], pads=[1] * 4),
+        helper.make_node("Resize", ["c", "", "", "sizes"], ["y"], mode="linear"),
+    ]
+    taps = np.random.default_rng(1).standard_normal((21, 16, 3, 3)).astype("float32")
+    constants = {"taps": taps, "sizes": np.array([1, 21, 24, 24], np.int64)}
+    model = make_model(nodes, [value("x", 1, 16, 8, 8)], ["y"], constants)
+    compiled = tvm_ext.compile(model, num_threads=2)
+    assert not compiled.manifest.notes
+    x = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype("float32")
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(compiled(x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_which_are() -> None:
     """Those that make planes larger, but not what a convolution of many channels reads."""
     assert kernels(resized((1, 24, 7, 7), (28, 28))) == {"resize"}

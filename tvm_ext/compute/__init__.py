@@ -12,7 +12,8 @@
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   mean_squares  over windows
   top_k     the first elements of a row in order;  non_max: the best boxes of each class
-  non_zero  places of what is not zero;  scatter_rows: rows put in places;  roi_align, resize: regions, planes
+  non_zero  places of what is not zero;  scatter_rows: rows put in places
+  roi_align  regions of images;  resize: planes, enlarged
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
   power     x**y;  trigonometry: sine and cosine;  inverse: arc and hyperbolic functions

@@ -14,7 +14,8 @@ non_max     boxes that are kept, and how many
 simplify    constants folded in numpy (onnxscript), and `affine`: batch norms into weights;
             quantised_weights: those of 8 bits as the floats that they stand for
             packed_weights: those of a few bits, as Microsoft packs them, too
-            unroll: recurrent layers step by step, as `recurrent` reads them
+            unroll: recurrent layers step by step, as `recurrent` reads them; unroll_loops: `Loop`
+            and `Scan` of known turns
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,

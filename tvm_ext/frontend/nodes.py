@@ -59,3 +59,23 @@ def from_the_front(op: Any, index: Any, extent: int, name: str) -> Any:
     negative = op.Less(index, constant(op, f"{name}_zero", np.int64(0)))
     ahead = op.Add(index, constant(op, f"{name}_extent", np.int64(extent)))
     return op.Where(negative, ahead, index)
+
+
+def own_results(graph: ir.Graph) -> None:
+    """Has every branch in a graph make what it hands on from outside: an `Identity` did, until it
+    was tidied away, and nobody asks a branch's results what they are read by."""
+    for node in graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                _make_results(attribute.as_graph())
+
+
+def _make_results(branch: ir.Graph) -> None:
+    made = {value for node in branch for value in node.outputs} | set(branch.inputs)
+    for place, value in enumerate(branch.outputs):
+        if value not in made and not value.is_initializer():
+            node = ir.node("Identity", [value], name=f"{value.name}/result_{place}")
+            (result,) = node.outputs
+            result.name, result.type, result.shape = node.name, value.type, value.shape
+            branch.append(node)
+            branch.outputs[place] = result

@@ -15,6 +15,8 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common as tidying
 
+from tvm_ext.frontend.nodes import own_results
+
 
 def rewrite(model: ir.Model) -> bool:
     """Applies the rules to a model, in place; whether one applied.
@@ -122,3 +124,4 @@ def tidy(model: ir.Model) -> None:
         tidying.NameFixPass(),
     ):
         step(model)
+    own_results(model.graph)

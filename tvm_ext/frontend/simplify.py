@@ -26,6 +26,7 @@ from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
 from tvm_ext.frontend.unroll import unroll
+from tvm_ext.frontend.unroll_loops import unroll_loops
 
 LARGEST_CONSTANT = 1 << 28
 """Elements of the largest constant that is folded; a bigger one is computed at run time."""
@@ -63,7 +64,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     for _ in range(ROUNDS):
         before = len(model.graph)
         model = _attempt("constant folding", fold, model, notes)
-        unrolled = unroll(model.graph)
+        unrolled = unroll_loops(model.graph) | unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         folds_on = _materialise_constants(model.graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.graph.layout_perm import Perm
-from tvm_ext.tvm_api import PrimFunc, is_scheduled, s_tir, schedule_of, tirx
+from tvm_ext.tvm_api import PrimFunc, is_scheduled, s_tir, schedule_of, tirx, written_cycles
 
 
 def permute_program(func: PrimFunc, perm: Perm) -> PrimFunc | None:
@@ -15,7 +15,9 @@ def permute_program(func: PrimFunc, perm: Perm) -> PrimFunc | None:
     element-wise, padding or other data-moving program, for which any layout is as good.
     """
     rank = len(perm)
-    if is_scheduled(func) or not isinstance(func.body, s_tir.SBlockRealize):
+    if is_scheduled(func) or written_cycles(func):
+        return None
+    if not isinstance(func.body, s_tir.SBlockRealize):
         return None
     schedule = schedule_of(func)
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import make_model, value
 
 import tvm_ext
+from tvm_ext.errors import ModelError
 
 LENGTH, WIDTH = 37, 6
 NONE, SOME, ALL = "none", "some", "all"
@@ -109,6 +110,16 @@ CASES: dict[str, tuple[Nodes, str]] = {
         [node("Reshape", "found flat", "y"), node("Reshape", "y rows", "z")],
         "y z",
     ),
+    "columns by their number": (
+        [
+            *COUNT,
+            node("Gather", "shape one", "width"),
+            node("Unsqueeze", "width first", "widths"),
+            node("Sub", "widths second", "fewer"),
+            node("Slice", "found first fewer second", "y"),
+        ],
+        "y",
+    ),
     "turned": ([node("Transpose", "found", "y", perm=[1, 0])], "y"),
     "a product": ([node("MatMul", "found square", "y")], "y"),
     "images": (
@@ -204,6 +215,23 @@ def test_counted(case: str) -> None:
             before.append((one, np.array(one)))
     for result, copy in before:  # nobody writes over what a run has returned
         np.testing.assert_array_equal(result, copy)
+
+
+def test_what_has_no_bound() -> None:
+    """A reshape that takes rows apart: the operator is named, and nothing computed wrong."""
+    target = {"to": np.array([2, -1], np.int64), **{k: CONSTANTS[k] for k in ("zero", "first")}}
+    nodes = [
+        node("Greater", "x zero", "alive"),
+        node("NonZero", "alive", "nz"),
+        node("Squeeze", "nz first", "places"),
+        node("Gather", "data places", "found"),
+        node("Reshape", "found to", "y"),
+        node("NonMaxSuppression", "boxes scores", "kept"),
+    ]
+    inputs = [value("x", LENGTH), value("data", LENGTH, WIDTH)]
+    inputs += [value("boxes", 1, 4, 4), value("scores", 1, 1, 4)]
+    with pytest.raises(ModelError, match="no bound: Reshape"):
+        tvm_ext.compile(make_model(nodes, inputs, ["y", "kept"], target))
 
 
 @pytest.mark.parametrize("shape", [(70_000,), (3, 41_111), (5, 2, 3)], ids=str)

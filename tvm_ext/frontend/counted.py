@@ -140,7 +140,7 @@ class Writer:
             shape = [int(extent) for extent in value.shape.numpy()]
             kinds[value.name] = onnx.helper.make_tensor_type_proto(value.dtype, shape)
             if value.const_value is not None and value.const_value.size <= FEW:
-                array = np.ascontiguousarray(value.const_value.numpy())
+                array = np.asarray(value.const_value.numpy(), order="C")
                 data[value.name] = onnx.numpy_helper.from_array(array, value.name)
         version = self.graph.opset_imports[""]
         try:
@@ -157,7 +157,7 @@ class Writer:
         for value in node.outputs:
             kind = found[value.name].tensor_type if value.name in found else None
             extents = [] if kind is None else [dim.dim_value for dim in kind.shape.dim]
-            if kind is None or not kind.HasField("shape") or None in extents:
+            if kind is None or not kind.HasField("shape"):
                 raise Unbounded(f"{node.op_type} (node {node.name!r}) has an unknown shape")
             if any(not dim.HasField("dim_value") for dim in kind.shape.dim):
                 raise Unbounded(f"{node.op_type} (node {node.name!r}) has an unknown extent")
@@ -209,9 +209,17 @@ class Writer:
         if value is None or value in self.numbers:
             return None if value is None else self.numbers[value]
         tensor = value.const_value
-        if tensor is None or tensor.size > FEW or tensor.dtype not in INTEGERS:
+        if tensor is None or tensor.size > FEW or tensor.dtype not in WHOLE:
             return None
         return tensor.numpy().astype(object)
+
+    def settled(self, value: ir.Value) -> ir.Value | None:
+        """A constant in the place of integers of which none hangs on data; None of others."""
+        numbers = self.numbers.get(value)
+        if numbers is None or any(isinstance(number, Count) for number in numbers.reshape(-1)):
+            return None
+        assert value.dtype is not None
+        return self.constant(numbers.astype(value.dtype.numpy()))
 
     def picked(self, value: ir.Value, place: int) -> Number:
         """A number of a vector, to be an extent: its count has a value."""
@@ -265,7 +273,8 @@ class Writer:
         return f"{at}/{what}_counted_{self._names}"
 
 
-INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
+WHOLE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+"""Types of what is followed number by number."""
 
 
 def extents(value: ir.Value) -> list[int]:

@@ -26,6 +26,7 @@ from tvm_ext.frontend.counted_places import SHAPED
 from tvm_ext.frontend.counted_rules import RULES
 
 SOURCES = ("NonMaxSuppression", "NonZero")
+BRANCHES = ("then_branch", "else_branch")
 
 
 def has_counts(model: ir.Model) -> bool:
@@ -58,6 +59,10 @@ class _Walk:
         """Writes a node anew, or gives it the shapes that it has now."""
         write = self._write
         write.here = node
+        numbered = any(value in write.numbers for value in node.inputs)
+        for place, value in enumerate(node.inputs):
+            if value is not None and (settled := write.settled(value)) is not None:
+                node.replace_input_with(place, settled)
         inputs = [value for value in node.inputs if value is not None]
         counted = any(value in write.counted for value in inputs)
         if node.op_type == "Constant":
@@ -65,7 +70,8 @@ class _Walk:
             assert tensor is not None
             write.replace(node.outputs[0], write.constant(tensor.numpy()))
         elif node.op_type == "If":
-            self._choose(node)
+            if self._concerned(node):
+                self._choose(node)
         elif node.op_type == "NonZero":
             _non_zero(write, node)
         elif node.op_type == "NonMaxSuppression":
@@ -74,25 +80,47 @@ class _Walk:
             shape(write, node)
         elif counted or (node.op_type in SHAPED and any(v in write.numbers for v in inputs)):
             self._by_rule(node)
-        elif any(value in write.numbers for value in inputs):
-            write.infer(node)
-            numbers = numbers_of(write, node)
-            if numbers is not None:
-                write.numbers[node.outputs[0]] = numbers
+        elif numbered:
+            if not self._by_number(node):
+                write.infer(node)
         elif not all(value.shape is not None and value.shape.is_static() for value in node.outputs):
             write.infer(node)
 
+    def _by_number(self, node: ir.Node) -> bool:
+        """Gives the result its numbers, if they can be told; whether they can."""
+        if node.op_type not in SHAPED:
+            self._write.infer(node)
+        numbers = numbers_of(self._write, node)
+        if numbers is not None:
+            self._write.infer(node)
+            self._write.numbers[node.outputs[0]] = numbers
+        return numbers is not None
+
     def _by_rule(self, node: ir.Node) -> None:
-        if not any(value in self._write.counted for value in node.inputs):
-            numbers = numbers_of(self._write, node)
-            if numbers is not None:
-                self._write.infer(node)
-                self._write.numbers[node.outputs[0]] = numbers
-                return
+        own = any(value in self._write.counted for value in node.inputs)
+        if not own and self._by_number(node):
+            return
         rule = (RULES | PLACES).get(node.op_type) if not node.domain else None
         if rule is None:
             raise Unbounded(f"{node.op_type} (node {node.name!r}) of what data say the extent of")
         rule(self._write, node)
+
+    def _concerned(self, node: ir.Node) -> bool:
+        """Whether the branches of an `If` have to do with what data say the number of, or make
+        results of different shapes."""
+        write = self._write
+        branches = [node.attributes[name].as_graph() for name in BRANCHES]
+        inner = [one for branch in branches for one in branch.all_nodes()]
+        read = {value for one in inner for value in one.inputs}
+        read |= {value for branch in branches for value in branch.outputs}
+        shapes = [[value.shape for value in branch.outputs] for branch in branches]
+        static = all(shape is not None and shape.is_static() for row in shapes for shape in row)
+        return (
+            not static
+            or shapes[0] != shapes[1]
+            or any(one.op_type in SOURCES for one in inner)
+            or any(value in write.counted or value in write.numbers for value in read)
+        )
 
     def _choose(self, node: ir.Node) -> None:
         """If: what both branches make, and of each result the one that is asked for."""
@@ -100,7 +128,7 @@ class _Walk:
         chosen = node.inputs[0]
         assert chosen is not None
         made = []
-        for name in ("then_branch", "else_branch"):
+        for name in BRANCHES:
             branch = node.attributes[name].as_graph()
             results = list(branch.outputs)
             branch.outputs.clear()
@@ -115,7 +143,7 @@ class _Walk:
         write.here = node
         for result, one, other in zip(node.outputs, *made, strict=True):
             _join(write, node, chosen, result, one, other)
-        for name in ("then_branch", "else_branch"):
+        for name in BRANCHES:
             node.attributes.pop(name)
 
     def cut_outputs(self) -> None:

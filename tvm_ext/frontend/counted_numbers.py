@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.frontend.counted import FEW, INTEGERS, Count, Number, Numbers, Writer, extents, most
+from tvm_ext.frontend.counted import FEW, WHOLE, Count, Number, Numbers, Writer, extents, most
 
 Rule = Callable[[ir.Node, Sequence[Numbers]], Any]
 
@@ -26,11 +26,11 @@ def numbers_of(write: Writer, node: ir.Node) -> Numbers | None:
     """What a node makes of integers that are known; None if it does something else, or if what
     it says hangs on what only data say."""
     rule = RULES.get(node.op_type) if not node.domain else None
-    if rule is None or not any(value in write.numbers for value in node.inputs):
+    if rule is None:
         return None
     known = [write.known(value) for value in node.inputs if value is not None]
     given = [one for one in known if one is not None]
-    if len(given) < len(known) or node.outputs[0].dtype not in (*INTEGERS, ir.DataType.BOOL):
+    if len(given) < len(known) or node.outputs[0].dtype not in WHOLE:
         return None
     try:
         found = np.asarray(rule(node, given), object)

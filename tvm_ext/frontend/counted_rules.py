@@ -150,37 +150,41 @@ def regrouped(write: Writer, node: ir.Node) -> None:
     """A reshape, by a shape without counts."""
     source = node.inputs[0]
     assert source is not None
+    counted, open_places = write.counted.get(source), None
     if node.op_type == "Reshape":
-        shape = _target(write, node, source)
+        shape, open_places = _target(write, node, source)
         node.replace_input_with(1, write.ints(*shape))
     write.infer(node)
-    result = node.outputs[0]
-    if source in write.counted:
-        write.counted[result] = _moved(write, node, write.counted[source], source, result)
+    if counted is None:
+        return
+    moved = _moved(write, node, counted, source, node.outputs[0])
+    if open_places is not None and moved.axis not in open_places:
+        raise Unbounded(f"Reshape (node {node.name!r}) across what data say the extent of")
+    write.counted[node.outputs[0]] = moved
 
 
-def _target(write: Writer, node: ir.Node, source: ir.Value) -> list[int]:
-    """The shape that a `Reshape` gives a tensor of all elements."""
+def _target(write: Writer, node: ir.Node, source: ir.Value) -> tuple[list[int], set[int]]:
+    """The shape that a `Reshape` gives a tensor of all elements, and the places in it of extents
+    that are not told by a number."""
     known = write.known(node.inputs[1])
     if known is None:
         raise Unbounded(f"Reshape (node {node.name!r}) to a shape that data say")
     asked = list(known.reshape(-1))
     own = extents(source)
+    axis = write.counted[source].axis if source in write.counted else -1
+    places = {place for place, one in enumerate(asked) if isinstance(one, Count) or one == -1}
     if not node.attributes.get_int("allowzero", 0):
+        places |= {axis} if 0 <= axis < len(asked) and asked[axis] == 0 else set()
         asked = [own[place] if one == 0 else one for place, one in enumerate(asked)]
     free = [place for place, one in enumerate(asked) if one == -1]
-    counts = [place for place, one in enumerate(asked) if isinstance(one, Count)]
+    free = free or [place for place, one in enumerate(asked) if isinstance(one, Count)][:1]
     shape = [most(one) for one in asked]
-    if not free:
-        free = counts[:1]
-    if not free:
-        return shape
-    (place,) = free
-    others = prod(extent for at, extent in enumerate(shape) if at != place)
-    shape[place] = prod(own) // others if others else 0
+    for place in free:
+        others = prod(extent for at, extent in enumerate(shape) if at != place)
+        shape[place] = prod(own) // others if others else 0
     if prod(shape) != prod(own):
         raise Unbounded(f"Reshape (node {node.name!r}) of {own} to {shape}")
-    return shape
+    return shape, places
 
 
 def _moved(

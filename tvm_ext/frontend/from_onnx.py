@@ -176,8 +176,6 @@ class _Importer(ONNXGraphImporter):
                 return self._counted(op_name, inputs, attrs)
             if op_name == "RoiAlign":
                 return _aligned(self.bb, inputs, attrs, opset)
-            if op_name == "NonMaxSuppression":
-                raise ValueError("of limits that are no constants, or boxes of no known number")
             if op_name == "Slice":
                 cut = self._first(*inputs[:4])
                 if cut is not None:

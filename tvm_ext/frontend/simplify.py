@@ -88,12 +88,18 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
 
 def _bounded(model: ir.Model, notes: list[str]) -> ir.Model:
     """`model` with bounds in the place of extents that data say; as it is, with a note, where these
-    have none that can be told."""
+    have none that can be told and TVM's importer can do without.
+
+    Raises ModelError: it cannot.
+    """
     copy = model.clone()
     try:
         bound_counts(copy)
     except Unbounded as error:
-        notes.append(f"extents that data say have no bound: {error}")
+        reason = f"extents that data say have no bound: {error}"
+        if any(node.op_type == "NonMaxSuppression" for node in model.graph.all_nodes()):
+            raise ModelError(f"{reason}; export the model without it") from None
+        notes.append(reason)
         return model
     return copy
 

@@ -26,6 +26,9 @@ CONSTANTS: dict[str, np.ndarray] = {
     "last": np.array([-1], np.int64),
     "five": np.array([5], np.int64),
     "end": np.array([2**63 - 1], np.int64),
+    "two": np.array([2], np.int64),
+    "axes": np.array([0, 1], np.int64),
+    "picture": np.random.default_rng(5).standard_normal((1, 3, 7, 9)).astype("float32"),
     "rows": np.array([-1, WIDTH], np.int64),
     "flat": np.array([-1], np.int64),
     "image": np.array([-1, 1, 2, 3], np.int64),
@@ -130,10 +133,31 @@ CASES: dict[str, tuple[Nodes, str]] = {
     "softmax of columns": ([node("Softmax", "found", "y", axis=0)], "y"),
     "sums of columns": ([node("ReduceSum", "found first", "y", keepdims=0)], "y"),
     "means of columns": ([node("ReduceMean", "found", "y", axes=[0], keepdims=1)], "y"),
+    "lengths of columns": ([node("ReduceL2", "found", "y", axes=[0], keepdims=0)], "y"),
+    "scattered across": (
+        [
+            node("Unsqueeze", "places first", "one_row"),
+            node("Mul", "one_row nought", "which"),
+            node("Gather", "found nought", "column", axis=1),
+            node("Unsqueeze", "column first", "columns"),
+            node("Concat", "columns columns", "two_rows", axis=0),
+            node("Neg", "columns", "negative"),
+            node("ScatterElements", "two_rows which negative", "y", axis=0),
+        ],
+        "y",
+    ),
     "the largest": ([node("ReduceMax", "found", "y", keepdims=0)], "y"),
     "the least of rows": ([node("ReduceMin", "found", "y", axes=[1], keepdims=0)], "y"),
     "which is largest": ([node("ArgMax", "found", "y", axis=0)], "y"),
     "running sums": ([node("CumSum", "found nought", "y")], "y"),
+    "points of an image": (
+        [
+            node("Slice", "found first two second", "pairs"),
+            node("Unsqueeze", "pairs axes", "grid"),
+            node("GridSample", "picture grid", "y", align_corners=0),
+        ],
+        "y",
+    ),
     "rows put back": (
         [
             node("Shape", "found", "shape"),
@@ -171,7 +195,14 @@ CASES: dict[str, tuple[Nodes, str]] = {
         "y",
     ),
 }
-NOT_OF_NONE = {"the largest", "which is largest", "means of columns", "the last one", "images"}
+NOT_OF_NONE = {
+    "points of an image",
+    "the largest",
+    "which is largest",
+    "means of columns",
+    "the last one",
+    "images",
+}
 """Cases that mean nothing where nothing is found, or that the reference cannot do then."""
 
 

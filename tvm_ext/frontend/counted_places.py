@@ -122,6 +122,13 @@ def scattered(write: Writer, node: ir.Node) -> None:
     shape = extents(source)
     axis = node.attributes.get_int("axis", 0) % len(shape)
     length = shape[axis]
+    along, count = write.counted[places]
+    if node.op_type == "ScatterElements" and along != axis:
+        if counted is None or counted.axis != along:
+            raise Unbounded(f"ScatterElements (node {node.name!r}) of counts along two axes")
+        node.replace_input_with(1, write.masked(places))
+        write.keep(node, along, count)
+        return
     named = _rows_named(write, node, shape, places) if axis == 0 else None
     if named is not None:
         assert source.dtype is not None
@@ -201,6 +208,18 @@ def aligned(write: Writer, node: ir.Node) -> None:
     write.keep(node, 0, write.counted[regions[0]].there)
 
 
+def sampled(write: Writer, node: ir.Node) -> None:
+    """GridSample: points that mean nothing lie in the middle."""
+    image, grid = node.inputs
+    if image in write.counted or grid not in write.counted or grid is None:
+        raise Unbounded(f"GridSample (node {node.name!r}) of what data say the extent of")
+    axis, count = write.counted[grid]
+    if not 0 < axis < len(extents(grid)) - 1:
+        raise Unbounded(f"GridSample (node {node.name!r}) of as many images as data say")
+    node.replace_input_with(1, write.masked(grid))
+    write.keep(node, axis + 1, count)
+
+
 def counted_up(write: Writer, node: ir.Node) -> None:
     """Range from 0 in steps of 1: as far as can be."""
     known = [write.known(value) for value in node.inputs]
@@ -251,6 +270,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("ScatterElements", "ScatterND"), scattered),
     **dict.fromkeys(("GatherND", "GatherElements"), gathered_points),
     "Gather": gathered,
+    "GridSample": sampled,
     "Range": counted_up,
     "RoiAlign": aligned,
     "Slice": sliced,

@@ -46,8 +46,9 @@ REDUCING = {
     "ArgMin": np.inf,
     "ReduceMax": -np.inf,
     "ReduceMin": np.inf,
-    "ReduceSum": 0.0,
-    "ReduceMean": 0.0,
+    "ReduceLogSumExp": -np.inf,
+    "ReduceProd": 1.0,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"), 0.0),
 }
 """What an element that is not there is to a reduction."""
 

@@ -74,7 +74,7 @@ def _movement() -> None:
         case(
             f"resize_{method}",
             lambda e, x, method=method: e(
-                op.image.resize2d(x, (13, 10), layout="NCHW", method=method)
+                op.image.resize2d(x, (13, 4), layout="NCHW", method=method)
             ),
             (1, 3, 7, 6),
         )

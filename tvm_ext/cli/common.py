@@ -214,8 +214,8 @@ def whole_model(
     line = f"checked   max|Δ|/max|y| {result.error:.1e} against {result.engine}"
     if result.spread:
         line += f", {result.spread:.1e} between that engine and itself, asked otherwise"
-    if result.recounted:
-        line += f"; a few elements more or fewer, so not compared: {', '.join(result.recounted)}"
+    if result.undecided:
+        line += f"; rounding decides of what is in {', '.join(result.undecided)}: not compared"
     return line, msgspec.to_builtins(result)
 
 

@@ -12,7 +12,7 @@ again, infinities and all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,9 @@ Tensor = Any
 Expr = Any
 
 LARGEST = 2**24
-"""Elements of a row that the blocks' unrolled vectors suit."""
+"""Elements of a row at most."""
+UNROLLED = 16
+"""Vectors that are compared at a time."""
 LEAST, NOWHERE = -(2**31), 2**31 - 1
 PICK_CYCLES = 60
 """Cycles of one pick beside its comparisons: three vectors made one number, one after another."""
@@ -97,26 +99,23 @@ class TopK:
         self._fill_keys(x, row, keys)
         if self.blocks > 1:
             with times(self.blocks) as block:
-                Build.buffer_store(tops, extreme(self._block(keys, block)), [block])
+                top = self._largest(keys, block * self.block, self.block)
+                Build.buffer_store(tops, top, [block])
             self._fill(tops, self.blocks, self._room)
         return keys, tops
 
     def pick(self, keys: Any, tops: Any) -> Expr:
         """Takes the first of the largest that are left; its place."""
-        first = self._vectors(tops if self.blocks > 1 else keys, integer(0), self._room)
-        top = Build.bind(extreme(first))
-        block = Build.bind(self._place(first, top)) if self.blocks > 1 else integer(0)
-        own = self._block(keys, block)
-        place = Build.bind(self._place(own, top))
-        at = Build.bind(block * self.block + place)
+        first = tops if self.blocks > 1 else keys
+        top = Build.bind(self._largest(first, integer(0), self._room))
+        block = integer(0)
         if self.blocks > 1:
-            least, taken = self._all(integer(LEAST)), self._all(place)
-            left = [
-                tirx.Select(self._ramp(integer(at)) == taken, least, vector)
-                for at, vector in zip(range(0, self.block, self.lanes), own, strict=True)
-            ]
-            Build.buffer_store(tops, extreme(left), [block])
+            block = Build.bind(self._place(first, integer(0), self._room, top))
+        begin = Build.bind(block * self.block)
+        at = Build.bind(begin + self._place(keys, begin, self.block, top))
         Build.buffer_store(keys, integer(LEAST), [at])
+        if self.blocks > 1:
+            Build.buffer_store(tops, self._largest(keys, begin, self.block), [block])
         return at
 
     def _fill_keys(self, x: Any, row: Expr, keys: Any) -> None:
@@ -145,21 +144,34 @@ class TopK:
         key = tirx.Select(zero, of(0), turned)
         return key if self.largest else of(-1) - key
 
-    def _place(self, vectors: Sequence[Expr], top: Expr) -> Expr:
-        """Where the first of some vectors' elements is that is as large as `top`."""
-        found = [
-            tirx.Select(
-                vector == self._all(top), self._ramp(integer(at)), self._all(integer(NOWHERE))
-            )
-            for at, vector in zip(range(0, NOWHERE, self.lanes), vectors, strict=False)
-        ]
-        return extreme(found, "min")
+    def _largest(self, buffer: Any, begin: Expr, count: int) -> Expr:
+        """The largest of so many elements."""
+        return self._extreme("max", count, lambda at: buffer[self._ramp(begin + at)])
 
-    def _block(self, keys: Any, block: Expr) -> list[Expr]:
-        return self._vectors(keys, block * self.block, self.block)
+    def _place(self, buffer: Any, begin: Expr, count: int, top: Expr) -> Expr:
+        """Where the first of so many elements is that is as large as `top`."""
 
-    def _vectors(self, buffer: Any, begin: Expr, count: int) -> list[Expr]:
-        return [buffer[self._ramp(begin + at)] for at in range(0, count, self.lanes)]
+        def found(at: Expr) -> Expr:
+            here = buffer[self._ramp(begin + at)] == self._all(top)
+            return tirx.Select(here, self._ramp(at), self._all(integer(NOWHERE)))
+
+        return self._extreme("min", count, found)
+
+    def _extreme(self, how: str, count: int, vector: Callable[[Expr], Expr]) -> Expr:
+        """The largest, or least, element of vectors that begin at 0, `lanes`, ..; of many in a loop
+        over as many as are compared at a time: code that is unrolled further takes LLVM minutes."""
+        step = UNROLLED * self.lanes
+        loops = count // step if count > 2 * step else 0
+        rest = [vector(integer(at)) for at in range(loops * step, count, self.lanes)]
+        if not loops:
+            return extreme(rest, how)
+        best, whole = Build.alloc_buffer([self.lanes], "int32"), self._ramp(integer(0))
+        worst = {"max": LEAST, "min": NOWHERE}[how]
+        Build.buffer_store(best, self._all(integer(worst)), [whole])
+        with times(loops) as loop:
+            own = [vector(loop * step + at) for at in range(0, step, self.lanes)]
+            Build.buffer_store(best, _pairs([best[whole], *own], how), [whole])
+        return extreme([best[whole], *rest], how)
 
     def _ramp(self, begin: Expr) -> Expr:
         return tirx.Ramp(begin, integer(1), self.lanes)
@@ -175,11 +187,17 @@ class TopK:
 
 def extreme(vectors: Sequence[Expr], how: str = "max") -> Expr:
     """The largest, or least, element of some vectors."""
+    return tirx.call_llvm_pure_intrin("int32", f"llvm.vector.reduce.s{how}", _pairs(vectors, how))
+
+
+def _pairs(vectors: Sequence[Expr], how: str) -> Expr:
+    """The larger, or lesser, elements of some vectors: pairs of pairs, which do not wait for each
+    other."""
     larger = {"max": tirx.max, "min": tirx.min}[how]
-    while len(vectors) > 1:  # pairs of pairs, which do not wait for each other
+    while len(vectors) > 1:
         pairs = [larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=False)]
         vectors = [*pairs, *vectors[2 * len(pairs) :]]
-    return tirx.call_llvm_pure_intrin("int32", f"llvm.vector.reduce.s{how}", vectors[0])
+    return vectors[0]
 
 
 def times(count: Any) -> AbstractContextManager[Expr]:

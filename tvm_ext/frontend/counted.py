@@ -81,6 +81,7 @@ class Writer:
         self.here: ir.Node | None = None
         self.counted: dict[ir.Value, Counted] = {}
         self.numbers: dict[ir.Value, Numbers] = {}
+        self.fronts: dict[tuple[object, ...], tuple[ir.Value, Count]] = {}
         self._masks: dict[tuple[Count, int], ir.Value] = {}
         self._constants: dict[tuple[object, ...], ir.Value] = {}
         self._instead: dict[ir.Value, ir.Value] = {}

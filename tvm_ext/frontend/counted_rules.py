@@ -242,28 +242,26 @@ def concatenated(write: Writer, node: ir.Node) -> None:
         for counted, value in zip(counts, values, strict=True)
     ]
     lengths = [extents(value)[axis] for value in values]
-    total = Count(sum(lengths), _sum(write, numbers))
-    places = write.constant(np.arange(total.most, dtype=np.int64))
-    found, before = places, numbers[0]
-    for place, length in enumerate(lengths[:-1]):  # what is behind comes nearer by what is missing
-        if isinstance(numbers[place], Count):
-            missing = write("Sub", write.scalar(length), write.scalar(numbers[place]))
-            behind = write("Not", write("Less", places, write.scalar(before)))
-            shift = write("Where", behind, missing, write.scalar(0))
-            found = write("Add", found, shift)
-        before = Count(total.most, _sum(write, numbers[: place + 2]))
-    found = write("Where", write.mask(total, total.most), found, write.scalar(0))
-    found = write("Min", found, write.scalar(total.most - 1))  # whatever the counts are
-    whole = write("Concat", *values, axis=axis)
-    result = write("Gather", whole, found, axis=axis)
+    found, total = _to_front(write, numbers, lengths)
+    result = write("Gather", write("Concat", *values, axis=axis), found, axis=axis)
     write.replace(node.outputs[0], result, Counted(axis, total))
 
 
-def _sum(write: Writer, numbers: Sequence[Number]) -> ir.Value:
-    result = write.scalar(numbers[0])
-    for number in numbers[1:]:
-        result = write("Add", result, write.scalar(number))
-    return result
+def _to_front(
+    write: Writer, numbers: Sequence[Number], lengths: Sequence[int]
+) -> tuple[ir.Value, Count]:
+    """Of pieces one after another, with the first so many elements of each there: where those are,
+    and how many. Boxes, scores and classes come in the same pieces, so it is found once."""
+    key = (*numbers, *lengths)
+    if key not in write.fronts:
+        each = [write.reshape(write.scalar(number), 1) for number in numbers]
+        piece = np.repeat(np.arange(len(lengths)), lengths)
+        within = np.concatenate([np.arange(length) for length in lengths])
+        there = write("Gather", write("Concat", *each, axis=0), write.constant(piece), axis=0)
+        alive = write("Less", write.constant(within), there)
+        places, count = write.counting("NonZero", [alive], [[sum(lengths)], []])
+        write.fronts[key] = (places, Count(sum(lengths), count))
+    return write.fronts[key]
 
 
 def split(write: Writer, node: ir.Node) -> None:

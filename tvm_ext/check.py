@@ -101,7 +101,7 @@ def check_model(
     if expected is None and reference:
         engine, expected = "onnx's reference evaluator", _reference(model, feed)
     found = compiled(feed) if expected is not None else []
-    recounted = _recounted(compiled.outputs, found, expected or [])
+    undecided = _recounted(compiled.outputs, found, expected or [])
     errors = _distances(found, expected or [])
     spreads = [0.0] * len(errors)
     close = expected is not None and all(error <= BOUND for error in errors)
@@ -124,7 +124,6 @@ def check_model(
                 spreads = list(map(max, spreads, _distances(again, expected)))
     steps = [0.0] * len(errors) if known is None else _relative_steps(known, expected)
     checked = zip(compiled.outputs, errors, spreads, steps, strict=True)
-    undecided = set(recounted)
     for info, error, spread, step in checked:
         if -1 in info.shape and not np.isfinite(spread):
             undecided.add(info.name)
@@ -139,11 +138,9 @@ def check_model(
     return ModelCheck(engine, error, spread, tuple(sorted(undecided)))
 
 
-def _recounted(
-    outputs: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]
-) -> tuple[str, ...]:
+def _recounted(outputs: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> set[str]:
     """Outputs that differ in an extent which data say, and by little."""
-    names = []
+    names = set()
     for info, one, other in zip(outputs, ours, theirs, strict=False):
         said = [place for place, extent in enumerate(info.shape) if extent == -1]
         pairs = [(one.shape[place], np.shape(other)[place]) for place in said]
@@ -151,8 +148,8 @@ def _recounted(
         rest = [np.delete(np.shape(each), said).tolist() for each in (one, other)]
         close = all(abs(a - b) <= RECOUNTED * max(a, b) for a, b in differ)
         if differ and close and rest[0] == rest[1]:
-            names.append(info.name)
-    return tuple(names)
+            names.add(info.name)
+    return names
 
 
 def _least_bound(model: onnx.ModelProto) -> float:

@@ -12,6 +12,7 @@
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
   mean_squares  over windows
   top_k     the first elements of a row in order;  non_max: the best boxes of each class
+  written   loops and vectors that these are written with, and
   non_zero  places of what is not zero;  scatter_rows: rows put in places
   roi_align  regions of images;  resize: planes, enlarged
   arg       argmax and argmin as two reductions

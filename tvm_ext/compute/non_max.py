@@ -17,7 +17,8 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from tvm_ext.compute.maths import const, integer
-from tvm_ext.compute.top_k import TopK, extreme, times
+from tvm_ext.compute.top_k import TopK, extreme
+from tvm_ext.compute.written import times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -91,9 +92,7 @@ class NonMaxSuppression:
             with times(1):  # a builder takes one statement
                 places = Build.alloc_buffer([own * self.kept], "int32")
                 counts = Build.alloc_buffer([own], "int32")
-                with (Build.parallel if parallel else Build.serial)(
-                    integer(0), integer(own)
-                ) as row:
+                with times(own, parallel=parallel) as row:
                     self._keep(boxes, scores, row, places, counts)
                 self._gather(places, counts, rows, total)
             return builder.get()

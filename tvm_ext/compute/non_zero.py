@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any
 
 from tvm_ext.compute.maths import integer
-from tvm_ext.compute.top_k import times
+from tvm_ext.compute.written import length_of_part, times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -65,9 +65,9 @@ class NonZero:
         part = ceil(self.length / self.rows)
         found = Build.alloc_buffer([self.rows * part], "int64")
         counts = Build.alloc_buffer([self.rows], "int64")
-        with (Build.parallel if parallel else Build.serial)(integer(0), integer(self.rows)) as row:
+        with times(self.rows, parallel=parallel) as row:
             begin = row * part
-            length = tirx.max(tirx.min(integer(part), integer(self.length) - begin), integer(0))
+            length = length_of_part(begin, part, self.length)
             self._find(alive, begin, length, found, begin, counts, row)
         Build.buffer_store(total, tirx.const(0, "int64"), [0])
         with times(self.rows) as row:

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 from tvm_ext.compute.maths import integer
-from tvm_ext.compute.top_k import times
+from tvm_ext.compute.written import alike, by_vectors, length_of_part, times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -90,17 +90,15 @@ class Resize:
         part = ceil(self.rows_out / self._parts)
         room = ceil(self.columns_out / self.lanes) * self.lanes
         with IRBuilder() as builder:
-            with (Build.parallel if parallel else Build.serial)(
-                integer(0), integer(self.rows)
-            ) as task:
+            with times(self.rows, parallel=parallel) as task:
                 plane = tirx.floordiv(task, self._parts)
                 begin = Build.bind(tirx.floormod(task, self._parts) * part)
-                length = tirx.min(integer(part), integer(self.rows_out) - begin)
+                length = length_of_part(begin, part, self.rows_out)
                 lines = Build.alloc_buffer([2 * room], "float32")
                 held = Build.alloc_buffer([2], "int32")
                 for slot in range(2):
                     Build.buffer_store(held, integer(-1), [slot])
-                with times(tirx.max(length, integer(0))) as step:
+                with times(length) as step:
                     row = begin + step
                     low = Build.bind(row_lows[row])
                     high = Build.bind(tirx.min(low + 1, integer(self.height - 1)))
@@ -123,11 +121,11 @@ class Resize:
         def each(at: Expr) -> None:
             low = lows[at]
             last = integer(self.width - 1)
-            high = tirx.min(low + self._like(at, integer(1)), self._like(at, last))
+            high = tirx.min(low + alike(at, integer(1)), alike(at, last))
             left, right = x[plane, row, low], x[plane, row, high]
             Build.buffer_store(lines, left + (right - left) * shares[at], [self._on(at, begin)])
 
-        self._columns(each)
+        by_vectors(self.columns_out, self.lanes, each)
 
     def _between(
         self, lines: Any, first: Expr, second: Expr, share: Expr, result: Any, place: list[Expr]
@@ -136,20 +134,10 @@ class Resize:
 
         def each(at: Expr) -> None:
             upper, lower = lines[self._on(at, first)], lines[self._on(at, second)]
-            value = upper + (lower - upper) * self._like(at, share)
+            value = upper + (lower - upper) * alike(at, share)
             Build.buffer_store(result, value, [*place, at])
 
-        self._columns(each)
-
-    def _columns(self, each: Any) -> None:
-        whole = self.columns_out // self.lanes * self.lanes
-        with times(whole // self.lanes) as step:
-            each(tirx.Ramp(step * self.lanes, integer(1), self.lanes))
-        with times(self.columns_out - whole) as step:
-            each(step + whole)
-
-    def _like(self, at: Expr, value: Expr) -> Expr:
-        return tirx.Broadcast(value, self.lanes) if isinstance(at, tirx.Ramp) else value
+        by_vectors(self.columns_out, self.lanes, each)
 
     def _on(self, at: Expr, begin: Expr) -> Expr:
         if isinstance(at, tirx.Ramp):

@@ -8,12 +8,12 @@ Channels come last, so that a point's weights serve whole vectors of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm_ext.compute.maths import const, integer
-from tvm_ext.compute.top_k import times
+from tvm_ext.compute.written import alike, by_vectors, times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -77,9 +77,7 @@ class RoiAlign:
 
     def _program(self, image: Any, regions: Any, result: Any, *, parallel: bool) -> Any:
         with IRBuilder() as builder:
-            with (Build.parallel if parallel else Build.serial)(
-                integer(0), integer(self.regions)
-            ) as region:
+            with times(self.regions, parallel=parallel) as region:
                 at = tirx.max(
                     tirx.min(regions[region, 0].astype("int32"), integer(self.images - 1)),
                     integer(0),
@@ -95,20 +93,24 @@ class RoiAlign:
                 )
                 sums = Build.alloc_buffer([self.channels], "float32")
                 with times(self.bins[0]) as row, times(self.bins[1]) as column:
-                    self._channels(
-                        lambda place: Build.buffer_store(sums, self._zero(place), [place])
+                    by_vectors(
+                        self.channels,
+                        self.lanes,
+                        lambda place: Build.buffer_store(sums, self._zero(place), [place]),
                     )
                     with times(down) as y, times(across) as x:
                         vertical = self._near(top, tall, row, self.bins[0], y, down, self.height)
                         level = self._near(left, wide, column, self.bins[1], x, across, self.width)
                         self._add(image, number, vertical, level, sums)
                     count = (down * across).astype("float32")
-                    self._channels(
+                    by_vectors(
+                        self.channels,
+                        self.lanes,
                         lambda place: Build.buffer_store(
                             result,
-                            sums[place] * self._like(place, const(1.0) / count),
+                            sums[place] * alike(place, const(1.0) / count),
                             [region, row, column, place],
-                        )
+                        ),
                     )
             return builder.get()
 
@@ -152,21 +154,10 @@ class RoiAlign:
         def add(place: Expr) -> None:
             total = sums[place]
             for y, x, weight in corners:
-                total = total + image[number, y, x, place] * self._like(place, weight)
+                total = total + image[number, y, x, place] * alike(place, weight)
             Build.buffer_store(sums, total, [place])
 
-        self._channels(add)
-
-    def _channels(self, each: Callable[[Expr], None]) -> None:
-        """By vectors, and what is left one by one."""
-        whole = self.channels // self.lanes * self.lanes
-        with times(whole // self.lanes) as step:
-            each(tirx.Ramp(step * self.lanes, integer(1), self.lanes))
-        with times(self.channels - whole) as step:
-            each(step + whole)
-
-    def _like(self, place: Expr, value: Expr) -> Expr:
-        return tirx.Broadcast(value, self.lanes) if isinstance(place, tirx.Ramp) else value
+        by_vectors(self.channels, self.lanes, add)
 
     def _zero(self, place: Expr) -> Expr:
-        return self._like(place, const(0.0))
+        return alike(place, const(0.0))

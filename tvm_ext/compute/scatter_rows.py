@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tvm_ext.compute.maths import integer
-from tvm_ext.compute.top_k import times
+from tvm_ext.compute.written import length_of_part, times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -61,11 +60,9 @@ class ScatterRows:
     def _program(self, data: Any, places: Any, updates: Any, result: Any, *, parallel: bool) -> Any:
         strip = ceil(self.width / self.rows)
         with IRBuilder() as builder:
-            with (Build.parallel if parallel else Build.serial)(
-                integer(0), integer(self.rows)
-            ) as part:
+            with times(self.rows, parallel=parallel) as part:
                 begin = part * strip
-                length = tirx.max(tirx.min(integer(strip), integer(self.width) - begin), integer(0))
+                length = length_of_part(begin, strip, self.width)
                 with times(self.length) as row, times(length) as step:
                     column = begin + step
                     Build.buffer_store(result, data[row, column], [row, column])

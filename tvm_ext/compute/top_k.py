@@ -13,13 +13,13 @@ again, infinities and all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Any
 
 from tvm_ext.compute.maths import integer
+from tvm_ext.compute.written import times
 from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
 
 Tensor = Any
@@ -82,9 +82,7 @@ class TopK:
 
     def _program(self, x: Any, values: Any, places: Any, *, parallel: bool) -> Any:
         with IRBuilder() as builder:
-            with (Build.parallel if parallel else Build.serial)(
-                integer(0), integer(self.rows)
-            ) as row:
+            with times(self.rows, parallel=parallel) as row:
                 keys, tops = self.start(x, row)
                 with times(self.count) as place:
                     at = self.pick(keys, tops)
@@ -198,8 +196,3 @@ def _pairs(vectors: Sequence[Expr], how: str) -> Expr:
         pairs = [larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=False)]
         vectors = [*pairs, *vectors[2 * len(pairs) :]]
     return vectors[0]
-
-
-def times(count: Any) -> AbstractContextManager[Expr]:
-    """A loop of so many steps, a number or an expression."""
-    return Build.serial(integer(0), integer(count) if isinstance(count, int) else count)

@@ -18,15 +18,15 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.frontend import counted_places, counted_rules
 from tvm_ext.frontend.counted import DOMAIN, Count, Counted, Unbounded, Writer, extents, most
 from tvm_ext.frontend.counted_demand import ask_for_fewer
 from tvm_ext.frontend.counted_numbers import numbers_of, shape
-from tvm_ext.frontend.counted_places import RULES as PLACES
 from tvm_ext.frontend.counted_places import SHAPED
-from tvm_ext.frontend.counted_rules import RULES
 
 SOURCES = ("NonMaxSuppression", "NonZero")
 BRANCHES = ("then_branch", "else_branch")
+RULES = counted_rules.RULES | counted_places.RULES
 
 
 def has_counts(model: ir.Model) -> bool:
@@ -100,7 +100,7 @@ class _Walk:
         own = any(value in self._write.counted for value in node.inputs)
         if not own and self._by_number(node):
             return
-        rule = (RULES | PLACES).get(node.op_type) if not node.domain else None
+        rule = RULES.get(node.op_type) if not node.domain else None
         if rule is None:
             raise Unbounded(f"{node.op_type} (node {node.name!r}) of what data say the extent of")
         rule(self._write, node)

@@ -26,6 +26,7 @@ from tvm_ext.frontend.counted import (
     most,
     neutral,
 )
+from tvm_ext.frontend.nodes import filler_of
 
 
 def sliced(write: Writer, node: ir.Node) -> None:
@@ -243,9 +244,7 @@ def shaped(write: Writer, node: ir.Node) -> None:
     shape = write.ints(*map(most, numbers))
     counted = None
     if node.op_type == "ConstantOfShape":
-        filler = node.attributes.get("value")
-        value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
-        result = write("Expand", write.constant(value.reshape(())), shape)
+        result = write("Expand", write.constant(filler_of(node)), shape)
     else:
         source = node.inputs[0]
         assert source is not None

@@ -32,6 +32,13 @@ def opset_of(node: ir.Node) -> int:
     return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
 
 
+def filler_of(node: ir.Node) -> np.ndarray:
+    """The element that `ConstantOfShape` fills with, of no dimensions."""
+    filler = node.attributes.get("value")
+    value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
+    return value.reshape(())
+
+
 def parted(total: int, late: bool) -> tuple[int, int]:
     """Pads before and after, of so many; an odd one lies behind if it comes `late`."""
     half = max(0, total) // 2

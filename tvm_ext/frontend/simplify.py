@@ -22,6 +22,7 @@ from tvm_ext.frontend.counted_graph import bound_counts, has_counts
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
+from tvm_ext.frontend.nodes import filler_of
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -182,9 +183,7 @@ def _filled(node: ir.Node, shape: ir.TensorProtocol | None) -> ir.TensorProtocol
     extents = [-1] if shape is None else shape.numpy().tolist()
     if min(extents, default=0) < 0 or prod(extents) > LARGEST_CONSTANT:
         return None
-    filler = node.attributes.get("value")
-    value = np.zeros(1, np.float32) if filler is None else filler.as_tensor().numpy()
-    return ir.Tensor(np.broadcast_to(value.reshape(()), extents))
+    return ir.Tensor(np.broadcast_to(filler_of(node), extents))
 
 
 def _drop_dropout(graph: ir.Graph) -> None:

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from tvm_ext.frontend.affine import add_initialiser, constant_of
 from tvm_ext.frontend.nodes import opset_of, own_results
+from tvm_ext.frontend.recurrent import MOST_STEPS
 
-MOST_TURNS = 2048
 MOST_NODES = 1 << 16
 """Of all turns together."""
 
@@ -50,8 +50,8 @@ class _Slices:
 
 @dataclass(frozen=True)
 class _Loop:
-    """A node as a loop: the body takes `leading` inputs, the states, and then the elements of
-    `scanned`; it gives `leading` less one outputs, the states, and what `stacked` collects."""
+    """A node as a loop: its body takes the turn and the condition if it `counts`, the states, and
+    an element of each that is scanned; it gives the condition, the states, and what is stacked."""
 
     body: ir.Graph
     turns: int
@@ -77,7 +77,7 @@ def _loop(node: ir.Node) -> _Loop | None:
         return None
     stacked = len(body.outputs) - 1 - len(states)
     count = int(turns.item())
-    if not 0 < count <= MOST_TURNS:
+    if not 0 < count <= MOST_STEPS:
         return None
     given = tuple(state for state in states if state is not None)
     return _Loop(body, count, True, given, (), (_Slices(0, False),) * stacked)
@@ -112,7 +112,7 @@ def _scan(node: ir.Node) -> _Loop | None:
     if len(turns) != 1:
         return None
     (known,) = turns
-    if known is None or not 0 < known <= MOST_TURNS:
+    if known is None or not 0 < known <= MOST_STEPS:
         return None
     pairs = tuple(zip(scanned, inputs, strict=True))
     return _Loop(body, known, False, tuple(states), pairs, outputs)

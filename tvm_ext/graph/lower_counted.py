@@ -14,13 +14,12 @@ from typing import Any
 
 from tvm_ext.compute.non_zero import NonZero
 from tvm_ext.compute.scatter_rows import ScatterRows
-from tvm_ext.graph.written_kernel import call_written
+from tvm_ext.graph.written_kernel import call_written, lowered
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     element_bytes,
     relax,
-    rewritten,
     static_extents,
     tvm,
 )
@@ -36,39 +35,31 @@ class LowerCounted:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without them."""
-        return rewritten(mod, _Rewriter(mod, self.hardware))
+        return lowered(mod, self.hardware, _counted)
 
 
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
-        super().__init__(mod)
-        self._hardware = hardware
+def _counted(builder: Any, call: Any, hardware: HardwareModel) -> Any:
+    name, arguments = counted_name(call), list(call.args[1:])
+    if name == NON_ZERO:
+        (length,) = static_extents(arguments[0].ty) or ()
+        return call_written(builder, NonZero(length), "non_zero", arguments, hardware)
+    if name == SCATTER_ROWS:
+        return _scattered(builder, hardware, *arguments)
+    return None
 
-    def visit_call_(self, call: Any) -> Any:
-        call = self.visit_expr_post_order(call)
-        name, arguments = counted_name(call), list(call.args[1:])
-        if name == NON_ZERO:
-            (length,) = static_extents(arguments[0].ty) or ()
-            return call_written(
-                self.builder_, NonZero(length), "non_zero", arguments, self._hardware
-            )
-        if name == SCATTER_ROWS:
-            return self._scattered(*arguments)
-        return call
 
-    def _scattered(self, data: Any, places: Any, updates: Any) -> Any:
-        shape, (count, *_) = static_extents(data.ty) or (), static_extents(places.ty) or ()
-        length, width = shape[0], prod(shape[1:])
-        dtype = str(data.ty.dtype.dtype)
-        kernel = ScatterRows(length, width, count, dtype, element_bytes(data.ty.dtype))
-        flat = [
-            self.builder_.emit(relax.op.reshape(value, extents))
-            for value, extents in (
-                (data, (length, width)),
-                (places, (count,)),
-                (updates, (count, width)),
-            )
-        ]
-        made = call_written(self.builder_, kernel, "scatter_rows", flat, self._hardware)
-        return relax.op.reshape(made, shape)
+def _scattered(builder: Any, hardware: HardwareModel, data: Any, places: Any, updates: Any) -> Any:
+    shape, (count, *_) = static_extents(data.ty) or (), static_extents(places.ty) or ()
+    length, width = shape[0], prod(shape[1:])
+    dtype = str(data.ty.dtype.dtype)
+    kernel = ScatterRows(length, width, count, dtype, element_bytes(data.ty.dtype))
+    flat = [
+        builder.emit(relax.op.reshape(value, extents))
+        for value, extents in (
+            (data, (length, width)),
+            (places, (count,)),
+            (updates, (count, width)),
+        )
+    ]
+    made = call_written(builder, kernel, "scatter_rows", flat, hardware)
+    return relax.op.reshape(made, shape)

@@ -14,14 +14,13 @@ from typing import Any
 
 from tvm_ext.compute.non_max import NonMaxSuppression
 from tvm_ext.compute.top_k import LARGEST
-from tvm_ext.graph.written_kernel import call_written
+from tvm_ext.graph.written_kernel import call_written, lowered
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     constant_array,
     op_name,
     relax,
-    rewritten,
     static_extents,
     tvm,
 )
@@ -38,29 +37,22 @@ class LowerNonMax:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without it."""
-        return rewritten(mod, _Rewriter(mod, self.hardware))
+        return lowered(mod, self.hardware, _non_max)
 
 
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
-        super().__init__(mod)
-        self._hardware = hardware
-
-    def visit_call_(self, call: Any) -> Any:
-        call = self.visit_expr_post_order(call)
-        if op_name(call) != NON_MAX or str(call.attrs.output_format) != "onnx":
-            return call
-        boxes, scores, *rest = call.args
-        limits = [limit.item() for limit in map(constant_array, rest) if limit is not None]
-        corners, shape = (static_extents(x.ty) for x in (boxes, scores))
-        floats = all(str(x.ty.dtype.dtype) == "float32" for x in (boxes, scores))
-        if not floats or corners is None or shape is None or len(limits) < len(rest):
-            return call
-        (images, classes, length), (most, overlap, least) = shape, limits
-        if not 0 < length <= LARGEST or most <= 0:
-            return call
-        lanes = self._hardware.lanes(4)
-        kernel = NonMaxSuppression(images, classes, length, most, overlap, least, lanes)
-        rows = self.builder_.emit(relax.op.reshape(scores, (kernel.rows, length)))
-        return call_written(self.builder_, kernel, "non_max", [boxes, rows], self._hardware)
+def _non_max(builder: Any, call: Any, hardware: HardwareModel) -> Any:
+    if op_name(call) != NON_MAX or str(call.attrs.output_format) != "onnx":
+        return None
+    boxes, scores, *rest = call.args
+    limits = [limit.item() for limit in map(constant_array, rest) if limit is not None]
+    corners, shape = (static_extents(x.ty) for x in (boxes, scores))
+    floats = all(str(x.ty.dtype.dtype) == "float32" for x in (boxes, scores))
+    if not floats or corners is None or shape is None or len(limits) < len(rest):
+        return None
+    (images, classes, length), (most, overlap, least) = shape, limits
+    if not 0 < length <= LARGEST or most <= 0:
+        return None
+    lanes = hardware.lanes(4)
+    kernel = NonMaxSuppression(images, classes, length, most, overlap, least, lanes)
+    rows = builder.emit(relax.op.reshape(scores, (kernel.rows, length)))
+    return call_written(builder, kernel, "non_max", [boxes, rows], hardware)

@@ -59,7 +59,6 @@ class _Rewriter(relax.PyExprMutator):
         shape = static_extents(value.args[0].ty) if op_name(value) == RESIZE else None
         planes = shape is not None and shape[1] <= PLANES
         if shape is not None and (planes or binding.var not in self._convolved):
-            self._binding = binding
             made = self._resized(value, shape)
             if made is not None:
                 self.set_var_remap(binding.var, self.builder_.emit(made))

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.compute.roi_align import RoiAlign
-from tvm_ext.graph.written_kernel import call_written
+from tvm_ext.graph.written_kernel import call_written, lowered
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tvm_api import IRModule, op_name, relax, rewritten, static_extents, tvm
+from tvm_ext.tvm_api import IRModule, op_name, relax, static_extents, tvm
 
 ROI_ALIGN = "relax.vision.roi_align"
 
@@ -30,38 +30,31 @@ class LowerRoiAlign:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without them."""
-        return rewritten(mod, _Rewriter(mod, self.hardware))
+        return lowered(mod, self.hardware, _roi_align)
 
 
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
-        super().__init__(mod)
-        self._hardware = hardware
-
-    def visit_call_(self, call: Any) -> Any:
-        call = self.visit_expr_post_order(call)
-        if op_name(call) != ROI_ALIGN:
-            return call
-        (x, regions), attrs = call.args, call.attrs
-        shape, counted = (static_extents(one.ty) for one in (x, regions))
-        floats = all(str(one.ty.dtype.dtype) == "float32" for one in (x, regions))
-        plain = str(attrs.layout) == "NCHW" and str(attrs.mode) == "avg"
-        if shape is None or counted is None or not floats or not plain or not counted[0]:
-            return call
-        images, channels, height, width = shape
-        kernel = RoiAlign(
-            images,
-            height,
-            width,
-            channels,
-            counted[0],
-            (int(attrs.pooled_size[0]), int(attrs.pooled_size[1])),
-            float(attrs.spatial_scale),
-            int(attrs.sample_ratio),
-            None if attrs.aligned else 1.0,
-            self._hardware.lanes(4),
-        )
-        turned = self.builder_.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
-        made = call_written(self.builder_, kernel, "roi_align", [turned, regions], self._hardware)
-        return relax.op.permute_dims(made, [0, 3, 1, 2])
+def _roi_align(builder: Any, call: Any, hardware: HardwareModel) -> Any:
+    if op_name(call) != ROI_ALIGN:
+        return None
+    (x, regions), attrs = call.args, call.attrs
+    shape, counted = (static_extents(one.ty) for one in (x, regions))
+    floats = all(str(one.ty.dtype.dtype) == "float32" for one in (x, regions))
+    plain = str(attrs.layout) == "NCHW" and str(attrs.mode) == "avg"
+    if shape is None or counted is None or not floats or not plain or not counted[0]:
+        return None
+    images, channels, height, width = shape
+    kernel = RoiAlign(
+        images,
+        height,
+        width,
+        channels,
+        counted[0],
+        (int(attrs.pooled_size[0]), int(attrs.pooled_size[1])),
+        float(attrs.spatial_scale),
+        int(attrs.sample_ratio),
+        None if attrs.aligned else 1.0,
+        hardware.lanes(4),
+    )
+    turned = builder.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
+    made = call_written(builder, kernel, "roi_align", [turned, regions], hardware)
+    return relax.op.permute_dims(made, [0, 3, 1, 2])

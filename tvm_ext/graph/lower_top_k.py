@@ -13,13 +13,12 @@ from math import prod
 from typing import Any
 
 from tvm_ext.compute.top_k import LARGEST, TopK
-from tvm_ext.graph.written_kernel import call_written
+from tvm_ext.graph.written_kernel import call_written, lowered
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     op_name,
     relax,
-    rewritten,
     static_extents,
     tvm,
 )
@@ -34,42 +33,35 @@ class LowerTopK:
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without them."""
-        return rewritten(mod, _Rewriter(mod, self.hardware))
+        return lowered(mod, self.hardware, _top_k)
 
 
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel) -> None:
-        super().__init__(mod)
-        self._hardware = hardware
-
-    def visit_call_(self, call: Any) -> Any:
-        call = self.visit_expr_post_order(call)
-        if op_name(call) != "relax.topk":
-            return call
-        x, attrs = call.args[0], call.attrs
-        shape = static_extents(x.ty)
-        if not shape or str(x.ty.dtype.dtype) != "float32":
-            return call
-        axis, last = int(attrs.axis) % len(shape), len(shape) - 1
-        if not 0 < shape[axis] <= LARGEST:
-            return call
-        order = [*(place for place in range(len(shape)) if place != axis), axis]
-        back = [*range(axis), last, *range(axis, last)]
-        outer, length = [shape[place] for place in order[:-1]], shape[axis]
-        count = int(attrs.k) if 0 < int(attrs.k) <= length else length
-        kernel = TopK(prod(outer), length, count, bool(attrs.largest), self._hardware.lanes(4))
-        turned = x if axis == last else self.builder_.emit(relax.op.permute_dims(x, order))
-        rows = self.builder_.emit(relax.op.reshape(turned, (kernel.rows, length)))
-        made = call_written(self.builder_, kernel, "top_k", [rows], self._hardware)
-        wanted = {"both": (0, 1), "values": (0,), "indices": (1,)}[str(attrs.ret_type)]
-        results = []
-        for place in wanted:
-            one = self.builder_.emit(relax.TupleGetItem(made, place))
-            if place and str(attrs.dtype) != "int64":
-                one = self.builder_.emit(relax.op.astype(one, str(attrs.dtype)))
-            one = self.builder_.emit(relax.op.reshape(one, (*outer, count)))
-            results.append(one if axis == last else relax.op.permute_dims(one, back))
-        if len(results) == 1:
-            return results[0]
-        return relax.Tuple([self.builder_.emit(one) for one in results])
+def _top_k(builder: Any, call: Any, hardware: HardwareModel) -> Any:
+    if op_name(call) != "relax.topk":
+        return None
+    x, attrs = call.args[0], call.attrs
+    shape = static_extents(x.ty)
+    if not shape or str(x.ty.dtype.dtype) != "float32":
+        return None
+    axis, last = int(attrs.axis) % len(shape), len(shape) - 1
+    if not 0 < shape[axis] <= LARGEST:
+        return None
+    order = [*(place for place in range(len(shape)) if place != axis), axis]
+    back = [*range(axis), last, *range(axis, last)]
+    outer, length = [shape[place] for place in order[:-1]], shape[axis]
+    count = int(attrs.k) if 0 < int(attrs.k) <= length else length
+    kernel = TopK(prod(outer), length, count, bool(attrs.largest), hardware.lanes(4))
+    turned = x if axis == last else builder.emit(relax.op.permute_dims(x, order))
+    rows = builder.emit(relax.op.reshape(turned, (kernel.rows, length)))
+    made = call_written(builder, kernel, "top_k", [rows], hardware)
+    wanted = {"both": (0, 1), "values": (0,), "indices": (1,)}[str(attrs.ret_type)]
+    results = []
+    for place in wanted:
+        one = builder.emit(relax.TupleGetItem(made, place))
+        if place and str(attrs.dtype) != "int64":
+            one = builder.emit(relax.op.astype(one, str(attrs.dtype)))
+        one = builder.emit(relax.op.reshape(one, (*outer, count)))
+        results.append(one if axis == last else relax.op.permute_dims(one, back))
+    if len(results) == 1:
+        return results[0]
+    return relax.Tuple([builder.emit(one) for one in results])

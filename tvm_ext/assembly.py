@@ -9,9 +9,9 @@ meanwhile, and a kernel that TVM refuses concerns no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -60,8 +60,8 @@ class Lowered:
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
     fusions: tuple[Fusion, ...] = ()
-    least: int = 1
-    """What is left open is at least this."""
+    fewest: Mapping[str, int] = field(default_factory=dict)
+    """What is left open, by name, is at least this, 1 where there is nothing."""
     precision: Precision = "float32"
     """Of what products multiply."""
 
@@ -264,7 +264,7 @@ def make_manifest(
         anywhere=True,
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
-        least=lowered.least,
+        fewest=dict(lowered.fewest),
         precision=lowered.precision,
         steps=step_levels(called, io_bytes, lowered.hardware),
     )

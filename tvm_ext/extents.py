@@ -39,17 +39,28 @@ def evaluated(text: str, values: Mapping[str, int]) -> int | None:
     return sum(factor * values.get(name, 1) for factor, name in found)
 
 
-def at_extent(own: int | str, extent: int) -> int:
-    """A number as it is, a text with the extent for every name in it."""
+def at_extents(own: int | str, extents: int | Mapping[str, int]) -> int:
+    """A number as it is, a text with a number for all the names in it, or with those of each, 1 for
+    what has none."""
     if not isinstance(own, str):
         return own
-    value = evaluated(own, dict.fromkeys(names(own), extent))
-    return extent if value is None else value
+    same, known = (extents, {}) if isinstance(extents, int) else (1, dict(extents))
+    value = evaluated(own, dict.fromkeys(names(own), same) | known)
+    return same if value is None else value
 
 
-def solved(text: str, extent: int) -> int | None:
-    """What the only name in a text must be for it to be an extent; None if nothing makes it so."""
-    (name,) = names(text)
-    none, one = (evaluated(text, {name: value}) or 0 for value in (0, 1))
-    value, left = divmod(extent - none, one - none) if one != none else (0, 1)
-    return None if left or value < 1 else value
+def solved(
+    text: str, extent: int, known: Mapping[str, int] | None = None
+) -> tuple[str, int | None]:
+    """A name in a text, and what it must be for the text to be an extent; None if nothing makes it
+    so.
+
+    known  values of names; of those in the text of all, or of all but the one
+    """
+    others = dict(known or {})
+    name = max(names(text), key=lambda name: (name not in others, name))
+    none, one = (evaluated(text, others | {name: value}) for value in (0, 1))
+    if none is None or one is None or one == none:
+        return name, None
+    value, left = divmod(extent - none, one - none)
+    return name, None if left or value < 1 else value

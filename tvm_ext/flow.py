@@ -17,7 +17,7 @@ from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.graph.lower_non_max import NON_MAX
-from tvm_ext.graph.unify import least_extent
+from tvm_ext.graph.unify import fewest
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import Precision, graph_passes, lifted, tasks_of
@@ -27,7 +27,15 @@ from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import first_line, shield
-from tvm_ext.source import Shapes, left_open, open_extent, read_open, read_source, says_more, tables
+from tvm_ext.source import (
+    Shapes,
+    left_open,
+    open_extents,
+    read_open,
+    read_source,
+    says_more,
+    tables,
+)
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
 from tvm_ext.tvm_counted import CALL
@@ -108,23 +116,24 @@ def lower(
                 mod = step(mod)
         return _all_lowered(mod)
 
-    name = open_extent(model, shapes)
-    if name and hardware.kind == "cuda":
+    opened = open_extents(model, shapes)
+    listed = " and ".join(opened)
+    if opened and hardware.kind == "cuda":
         raise ShapeError(
-            f"shapes: {name} cannot be left open for {hardware.name}; give a number for {name}"
+            f"shapes: {listed} cannot be left open for {hardware.name}; give a number for {listed}"
         )
     with target_of(hardware.target):
-        if name:
+        if opened:
             mod = None
-            for sources in read_open(model, shapes):
-                source = left_open(list(sources.values()), list(sources), name)
-                modules = {extent: found.mod for extent, found in sources.items()}
-                if says_more(model, shapes, sources):
+            for sources in read_open(model, shapes, opened):
+                source = left_open(sources, opened)
+                modules = {point: found.mod for point, found in sources.items()}
+                if says_more(model, shapes, opened, sources):
                     break
                 decisions.clear()
                 mod = lifted(
                     modules,
-                    name,
+                    opened,
                     run,
                     hardware,
                     decisions.append,
@@ -135,8 +144,8 @@ def lower(
                     break
             if mod is None:
                 raise ShapeError(
-                    f"shapes: {name} cannot be left open in {source.name}, where more depends on "
-                    f"it than how often the same is computed; give a number for {name}"
+                    f"shapes: {listed} cannot be left open in {source.name}, where more depends on "
+                    f"it than how often the same is computed; give a number for {listed}"
                 )
         else:
             source = read_source(model, shapes)
@@ -160,7 +169,6 @@ def lower(
     if in_halves or precision == HALF:
         notes = (*notes, IN_HALVES if in_halves else f"{NOT_IN_HALVES}{hardware.name}")
     inputs, outputs = source.inputs, source.outputs
-    least = least_extent(mod) if name else 1
     return Lowered(
         mod,
         hardware,
@@ -170,7 +178,7 @@ def lower(
         outputs,
         notes,
         fusions,
-        least,
+        fewest(mod) if opened else {},
         "bfloat16" if in_halves else "float32",
     )
 

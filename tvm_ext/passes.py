@@ -9,11 +9,12 @@ The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from math import inf
+from itertools import product
+from math import inf, prod
 from typing import Any
 
 from tvm_ext.errors import ModelError, PlanError
@@ -60,7 +61,7 @@ from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.graph.stitch_global import StitchGlobal
-from tvm_ext.graph.unify import EXTENTS, resized, unify, with_extent
+from tvm_ext.graph.unify import MOST, Point, of_one, pairs_for, unify_all, with_extents
 from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
@@ -131,28 +132,30 @@ __all__ = [
 def graph_passes(
     hardware: HardwareModel,
     explain: Explain | None = None,
-    extent: int = 0,
+    extents: Point = (),
     precision: Precision | None = None,
 ) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled.
 
     explain    told what fusion passes decide
-    extent     stands for one that is not known, if given: what is decided is what suits so many
+    extents    stand for some that are not known, if given: what is decided is what suits so many
                slices, one after another
     precision  of what products and convolutions multiply (`MultiplyHalves`)
     """
     predict_us = cache(partial(predicted_us, hardware=hardware))
-    if extent:
-        predict_us = cache(partial(sliced_us, hardware=hardware, slices=extent))
-    in_place = [] if extent else [ConcatInPlace(hardware.lanes(4) // 2)]
+    if extents:
+        predict_us = cache(partial(sliced_us, hardware=hardware, extents=extents))
+    in_place = [] if extents else [ConcatInPlace(hardware.lanes(4) // 2)]
     by_strips = FuseTiles(
         predict_us,
         explain=explain,
-        cold_us=None if extent else partial(cold_us, hw=hardware),
-        can_be_written=partial(strips_can_be_written, hardware=hardware, slices=extent),
+        cold_us=None if extents else partial(cold_us, hw=hardware),
+        can_be_written=partial(strips_can_be_written, hardware=hardware, extents=extents),
     )
-    pooled = [] if extent else [PoolSquares()]
-    in_parts = [] if extent else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
+    pooled = [] if extents else [PoolSquares()]
+    in_parts = (
+        [] if extents else [SplitReductions(hardware, cached_bytes(hardware)), SliceInPlace()]
+    )
     on_cuda = hardware.kind == "cuda"
     in_phases = [] if on_cuda else [StitchGlobal(predict_us, explain)]
     written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign, LowerResize)
@@ -166,7 +169,7 @@ def graph_passes(
         Normalise(),
         FoldLayout(),
         SplitBroadcasts(),
-        FuseAttention(hardware, extent),
+        FuseAttention(hardware, extents),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),
         FoldDepth(hardware, predict_us),
@@ -188,7 +191,7 @@ def graph_passes(
         *pooled,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        Legalise(hardware, predict_us=predict_us, extent=extent),
+        Legalise(hardware, predict_us=predict_us, extents=extents),
         Share(),
         FoldIndices(),
         Fuse(),
@@ -203,32 +206,32 @@ def graph_passes(
 
 
 def lifted(
-    modules: Mapping[int, IRModule],
-    name: str,
+    modules: Mapping[Point, IRModule],
+    names: Sequence[str],
     run: Callable[[IRModule, list[Any]], IRModule],
     hardware: HardwareModel,
     explain: Explain | None = None,
     tables: Tables = tuple,
     precision: Precision | None = None,
 ) -> IRModule | None:
-    """A module with an extent that is not known after all `graph_passes`, which see static shapes;
-    None if it does not come out alike for two extents.
+    """A module with extents that are not known after all `graph_passes`, which see static shapes;
+    None if it does not come out alike for all numbers.
 
-    modules  with one of `unify.EXTENTS` for the extent, and with the other
+    modules  by the numbers that stand for extents of those names, as in `unify_all`
     run      applies passes
     tables   makes arrays of which constants may be the beginning
     """
-    made = []
-    for extent, mod in modules.items():
-        made.append(run(mod, graph_passes(hardware, explain, extent, precision)))
+    made = {}
+    for point, mod in modules.items():
+        made[point] = run(mod, graph_passes(hardware, explain, point, precision))
         explain = None
-    whole = unify(made, name, list(modules), tables)
+    whole = unify_all(made, names, tables)
     return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
 
 
-def sliced_us(func: PrimFunc, hardware: HardwareModel, slices: int, rule: str = "") -> float:
+def sliced_us(func: PrimFunc, hardware: HardwareModel, extents: Point, rule: str = "") -> float:
     """Predicted time of a PrimFunc by so many runs of what it does for one slice."""
-    return slices * predicted_us(resized(func, slices, 1), hardware, rule)
+    return prod(extents) * predicted_us(of_one(func, extents), hardware, rule)
 
 
 def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:
@@ -247,10 +250,10 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     return best.estimate.latency_us + fetching_us
 
 
-def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, slices: int = 0) -> bool:
-    """Whether TVM takes the best plan by strips, of one of so many `slices` if there are some:
+def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, extents: Point = ()) -> bool:
+    """Whether TVM takes the best plan by strips, of one slice along `extents` if there are some:
     kernels that are merged for one have no other that is as fast."""
-    func = resized(func, slices, 1) if slices else func
+    func = of_one(func, extents)
     prepared = prepare(func)
     found = pick_strips(prepared.graph, hardware) if prepared else []
     if not found:
@@ -349,8 +352,8 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
     tir_pipeline="tvm_ext")`.
 
     The machine follows from the target. Without the TIR pipeline tails carry predicates and
-    register tiles lie on the heap: slower but as right. A module with one extent that is not known
-    is `lifted` where it can be.
+    register tiles lie on the heap: slower but as right. A module with a few extents that are not
+    known is `lifted` where it can be.
     """
 
     def applied(mod: IRModule, passes: list[Any]) -> IRModule:
@@ -361,14 +364,16 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
         hardware = resolve(Target.current(allow_none=False))
         made = None
         functions = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
-        symbols = {symbol for function in functions for symbol in input_symbols(function)}
-        if len(functions) == len(symbols) == 1:
-            (symbol,) = symbols
-
-            for extents in EXTENTS:
+        symbols = [symbol for function in functions for symbol in input_symbols(function)]
+        names = tuple(dict.fromkeys(str(symbol.name) for symbol in symbols))
+        if len(functions) == 1 and 0 < len(names) <= MOST:
+            for pairs in pairs_for(len(names)):
                 with suppress(ModelError):
-                    modules = {extent: with_extent(mod, [symbol], extent) for extent in extents}
-                    made = lifted(modules, str(symbol.name), applied, hardware, precision=precision)
+                    modules = {
+                        point: with_extents(mod, dict(zip(names, point, strict=True)))
+                        for point in product(*pairs)
+                    }
+                    made = lifted(modules, names, applied, hardware, precision=precision)
                 if made is not None:
                     break
         if made is None:

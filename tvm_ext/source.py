@@ -1,7 +1,7 @@
 """What is compiled: an ONNX model or a Relax module, as a module of static shapes.
 
-An extent may be left open, by a name in place of its number in `shapes`, or as a symbol in a Relax
-module: it is read once for each number that is put there.
+Extents may be left open, by names in place of their numbers in `shapes`, or as symbols in a Relax
+module: it is read once for each choice of numbers that are put there.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_info
 
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import names
 from tvm_ext.graph.plan_memory import input_symbols
-from tvm_ext.graph.unify import EXTENTS, agrees, with_extent
+from tvm_ext.graph.unify import EXTENTS, MOST, Point, agrees, extent_text, pairs_for, with_extents
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import (
     GenericConst,
@@ -49,9 +51,9 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def open_extent(model: Any, shapes: Shapes | None) -> str:
-    """The name of what is left open; empty if nothing is. Raises ShapeError if several are, or for
-    a text that is no extent."""
+def open_extents(model: Any, shapes: Shapes | None) -> tuple[str, ...]:
+    """The names of what is left open, in the order of the inputs. Raises ShapeError if more than
+    MOST are, or for a text that is no extent."""
     given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
     texts = [extent for shape in given for extent in shape if isinstance(extent, str)]
     for text in texts:
@@ -59,69 +61,76 @@ def open_extent(model: Any, shapes: Shapes | None) -> str:
             raise ShapeError(
                 f"shapes: {text!r} is no extent; give a number, a name such as n, or a sum with one"
             )
-    found = {name for text in texts for name in names(text)}
+    found = tuple(dict.fromkeys(name for text in texts for name in sorted(names(text))))
     if isinstance(model, IRModule) and "main" in _functions(model):
-        found = {str(symbol.name) for symbol in input_symbols(model["main"])}
-    if len(found) > 1:
-        listed = ", ".join(sorted(found))
-        how = "give numbers for the others"
+        found = tuple(str(symbol.name) for symbol in input_symbols(model["main"]))
+    if len(found) > MOST:
+        how = "give numbers for others"
         if isinstance(model, IRModule):
-            how = "bind the others with relax.transform.BindSymbolicVars"
-        raise ShapeError(f"shapes: {listed} are left open, one can be; {how}")
-    return found.pop() if found else ""
+            how = "bind others with relax.transform.BindSymbolicVars"
+        raise ShapeError(f"shapes: {', '.join(found)} are left open, {MOST} can be; {how}")
+    return found
 
 
-def read_source(model: Any, shapes: Shapes | None, extent: int = 0) -> Source:
-    """Reads a model, with a number for what is left open. Raises ModelError, ShapeError."""
+def read_source(
+    model: Any, shapes: Shapes | None, extents: Mapping[str, int] | None = None
+) -> Source:
+    """Reads a model, with numbers for what is left open. Raises ModelError, ShapeError."""
     if isinstance(model, IRModule):
-        if extent:
-            model = with_extent(model, input_symbols(model["main"]), extent)
+        if extents:
+            model = with_extents(model, extents)
         inputs, outputs = _signature_of(model)
         return Source(model, "module", inputs, outputs)
     from tvm_ext.frontend.from_onnx import import_onnx
 
     try:
-        imported = import_onnx(model, shapes, extent or 1)
+        imported = import_onnx(model, shapes, extents or 1)
     except ModelError as error:
-        where = f"with {extent} for {open_extent(model, shapes)}: " if extent else ""
-        raise ModelError(f"{where}{error}") from error
+        listed = " and ".join(f"{extent} for {name}" for name, extent in (extents or {}).items())
+        raise ModelError(f"with {listed}: {error}" if listed else str(error)) from error
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
     return Source(imported.mod, name, inputs, outputs, imported.notes)
 
 
-def read_open(model: Any, shapes: Shapes | None) -> Iterator[dict[int, Source]]:
-    """The sources of a model by what stands for an extent that is left open, for each pair of
-    numbers that it takes: positions, say, are counted up to some length. Raises what it raises for
-    the least ones, if it takes none."""
+def read_open(
+    model: Any, shapes: Shapes | None, opened: Sequence[str]
+) -> Iterator[dict[Point, Source]]:
+    """The sources of a model by what stands for extents that are left open, for each choice of
+    two numbers for each that it takes: positions, say, are counted up to some length. Raises what
+    it raises for the least ones, if it takes none."""
     taken = False
-    most = _most(model, shapes)
-    for extents in EXTENTS:
-        if extents[1] > most and extents != EXTENTS[-1]:
+    most = _most(model, shapes, opened[0]) if len(opened) == 1 else inf
+    choices = list(pairs_for(len(opened)))
+    for pairs in choices:
+        if pairs[0][1] > most and pairs != choices[-1]:
             continue
         try:
-            larger = read_source(model, shapes, extents[1])  # which it is that fails, if one does
-            sources = {extents[0]: read_source(model, shapes, extents[0]), extents[1]: larger}
+            largest_first = reversed(list(product(*pairs)))  # which it is that fails, if one does
+            sources = {
+                point: read_source(model, shapes, dict(zip(opened, point, strict=True)))
+                for point in largest_first
+            }
         except ModelError:
-            if extents == EXTENTS[-1] and not taken:
+            if pairs == choices[-1] and not taken:
                 raise
             continue
         taken = True
-        yield sources
+        yield dict(reversed(sources.items()))
 
 
-def _most(model: Any, shapes: Shapes | None) -> float:
+def _most(model: Any, shapes: Shapes | None, name: str) -> float:
     """The largest extent for which constants that follow it, masks of each image say, have room.
 
     What is read for it is let go: kept for `says_more`, its weights would lie beside two copies.
     """
     number = EXTENTS[-1][0]
     try:
-        before = _sizes(read_source(model, shapes, SMALL))
+        before = _sizes(read_source(model, shapes, {name: SMALL}))
         if sum(size for size, grows in before if grows) / SMALL * EXTENTS[0][1] <= GROWN_BYTES:
             return inf
-        after = _sizes(read_source(model, shapes, number))
+        after = _sizes(read_source(model, shapes, {name: number}))
     except ModelError:
         return inf
     grown = sum(size for size, _ in after) - sum(size for size, _ in before)
@@ -136,14 +145,26 @@ def _sizes(source: Source) -> list[tuple[int, bool]]:
     ]
 
 
-def says_more(model: Any, shapes: Shapes | None, sources: Mapping[int, Source]) -> bool:
+def says_more(
+    model: Any, shapes: Shapes | None, opened: Sequence[str], sources: Mapping[Point, Source]
+) -> bool:
     """Whether a model is another one for a small extent than the sources say."""
-    try:
-        small = read_source(model, shapes, SMALL)
-    except ModelError:
-        return False  # it has to be larger
-    modules = [source.mod for source in sources.values()]
-    return not agrees(modules, list(sources), small.mod, SMALL)
+    first = next(iter(sources))
+    for place, name in enumerate(opened):
+
+        def beside(point: Point, place: int = place) -> bool:
+            return all(point[i] == first[i] for i in range(len(point)) if i != place)
+
+        try:
+            small = read_source(
+                model, shapes, dict(zip(opened, first, strict=True)) | {name: SMALL}
+            )
+        except ModelError:
+            continue  # it has to be larger
+        along = {point[place]: source.mod for point, source in sources.items() if beside(point)}
+        if not agrees(list(along.values()), list(along), small.mod, SMALL):
+            return True
+    return False
 
 
 def tables(model: Any) -> Iterator[np.ndarray]:
@@ -159,34 +180,23 @@ def tables(model: Any) -> Iterator[np.ndarray]:
     yield from arrays(load_onnx(model))
 
 
-def left_open(sources: Sequence[Source], extents: Sequence[int], name: str) -> Source:
-    """What two sources that were read with those extents have in common; their module is the
-    first one's."""
-    first, second = sources
+def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:
+    """What sources that were read with those numbers for what is open have in common; their module
+    is the first one's."""
+    first, *others = sources.values()
 
-    def merged(one: TensorInfo, other: TensorInfo) -> TensorInfo:
-        pairs = zip(one.shape, other.shape, strict=True)
-        return TensorInfo(
-            one.name, one.dtype, tuple(_extent(*pair, extents, name) for pair in pairs)
+    def merged(infos: Sequence[TensorInfo]) -> TensorInfo:
+        shape = tuple(
+            extent_text(dict(zip(sources, extents, strict=True)), opened)
+            for extents in zip(*(info.shape for info in infos), strict=True)
         )
+        return replace_info(infos[0], shape=shape)
 
-    return replace(
-        first,
-        inputs=tuple(map(merged, first.inputs, second.inputs)),
-        outputs=tuple(map(merged, first.outputs, second.outputs)),
-    )
+    def each(kind: str) -> Infos:
+        infos = [getattr(source, kind) for source in (first, *others)]
+        return tuple(map(merged, zip(*infos, strict=True)))
 
-
-def _extent(one: Any, other: Any, extents: Sequence[int], name: str) -> int | str:
-    """An extent as a number, the name, or what is worked out of it, as a text."""
-    if one == other:
-        return int(one)
-    step, left = divmod(other - one, extents[1] - extents[0])
-    offset = one - step * extents[0]
-    if left:
-        return "?"
-    scaled = name if step == 1 else f"{step}*{name}"
-    return f"{scaled}{offset:+d}" if offset else scaled
+    return replace(first, inputs=each("inputs"), outputs=each("outputs"))
 
 
 def _functions(mod: IRModule) -> list[str]:

@@ -39,6 +39,8 @@ QUERIES = ((3, 1), (5, 2), (7, 1))
 """Tiles of lengths that kernels are made for, and what is missing from the last."""
 BIAS = (1 << 20, 1 << 21)
 """Elements of a bias."""
+BATCHES = (2, 3, 5)
+"""Texts, where their number is open: one would leave no loop over them."""
 
 
 @dataclass(frozen=True)
@@ -137,22 +139,28 @@ def _for_any_lengths(task: Task, found: OpenAttention, tiles: _Plan) -> PrimFunc
     """The kernel of a plan. Raises PlanError."""
     own = of_tensors(task.original, task.slices)
     depth = int(found.q[3])
-    points = [_point(tiles, keys, QUERIES[0]) for keys in KEYS]
-    points += [_point(tiles, KEYS[0], queries) for queries in QUERIES[1:]]
-    points += [points[0]._replace(bias=BIAS[1]), _point(tiles, KEYS[1], QUERIES[2])]
+    texts, *others = BATCHES if found.has_batch else (int(found.q[0]),)
+    points = [_point(tiles, keys, QUERIES[0], texts) for keys in KEYS]
+    points += [_point(tiles, KEYS[0], queries, texts) for queries in QUERIES[1:]]
+    points += [points[0]._replace(bias=BIAS[1]), _point(tiles, KEYS[1], QUERIES[2], texts)]
+    points += [_point(tiles, KEYS[0], *each) for each in zip(QUERIES[1:], others, strict=False)]
     made = []
     for point in points:
         func = with_vector_maths(found.at(tiles.lengths(point)))
         made.append(of_rows(write(func, tiles.at(point, depth)), own))
-    queries, keys = (shape[1].astype("int32") for shape in (found.q, found.k))
+    batch, queries, keys = (one.astype("int32") for one in (*found.q[:2], found.k[1]))
+    blocks = (queries + (tiles.queries - 1)) // tiles.queries
     lengths = Lengths(
         (keys + (tiles.keys - 1)) // tiles.keys,
-        (queries + (tiles.queries - 1)) // tiles.queries,
+        blocks,
         keys,
         queries,
         found.bias[2] * found.bias[3] if found.bias else keys,
+        batch,
+        batch * blocks,
     )
-    kernel = generalised(made, points, lengths)
+    told = len(lengths) if found.has_batch else Lengths._fields.index("batch")
+    kernel = generalised(made, [point[:told] for point in points], lengths[:told])
     if kernel is None:
         raise PlanError("lengths", "plan: kernels for several lengths differ by more than those")
     whole = with_slices(task.original, task.slices)
@@ -168,9 +176,8 @@ def _for_any_lengths(task: Task, found: OpenAttention, tiles: _Plan) -> PrimFunc
     return mark_scheduled(whole.with_attr(dict(task.original.attrs.items())))
 
 
-def _point(tiles: _Plan, keys: tuple[int, int], queries: tuple[int, int]) -> Lengths:
-    """So many tiles of keys and of queries, the last ones not whole."""
+def _point(tiles: _Plan, keys: tuple[int, int], queries: tuple[int, int], texts: int) -> Lengths:
+    """So many tiles of keys and of queries, the last ones not whole, for so many texts."""
     (rows, no_keys), (columns, no_queries) = keys, queries
-    return Lengths(
-        rows, columns, rows * tiles.keys - no_keys, columns * tiles.queries - no_queries, BIAS[0]
-    )
+    lengths = rows * tiles.keys - no_keys, columns * tiles.queries - no_queries
+    return Lengths(rows, columns, *lengths, BIAS[0], texts, texts * columns)

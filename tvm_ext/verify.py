@@ -29,6 +29,8 @@ POINTS_PER_LINE = 4
 QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 CHECKED = (1, 5, 67, 1029)
 """What extents that are not known are taken for: tiles of every size have a part in it."""
+OUTER = 3
+"""And what those further out are, where several are not known, at most."""
 CHECKED_BYTES = 2**26
 """What a kernel may read and write for that."""
 
@@ -120,30 +122,32 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
     if not symbols(task.original):
         reference = task.reference
         return _check(planned, kernel, task.func, reference, seed) if reference else ""
-    for extent, func in instances(task):
+    for sizes, func in instances(task):
         reference = Reference.of(func)
 
-        def run(*given: Any, extent: int = extent) -> None:
+        def run(*given: Any, sizes: dict[Any, int] = sizes) -> None:
             left = iter(given)
-            kernel(*(next(left) if hasattr(p, "shape") else extent for p in task.original.params))
+            params = task.original.params
+            kernel(*(next(left) if hasattr(p, "shape") else sizes.get(p, 1) for p in params))
 
         if reference and (wrong := _check(planned, run, func, reference, seed)):
-            return f"{wrong}; {extent} slices"
+            return f"{wrong}; {' times '.join(map(str, sizes.values()))} slices"
     return ""
 
 
-def instances(task: Task) -> Iterator[tuple[int, PrimFunc]]:
+def instances(task: Task) -> Iterator[tuple[dict[Any, int], PrimFunc]]:
     """A function whose extents are not known, with numbers for them: few, and then as many as are
     no larger than a check should be."""
-    found = symbols(task.original)
+    *outer, last = symbols(task.original)
     for extent in CHECKED:
-        func = instance(task.original, dict.fromkeys(found, extent))
+        sizes = dict.fromkeys(outer, min(extent, OUTER)) | {last: extent}
+        func = instance(task.original, sizes)
         if func and any(int(e) < 1 for param in func.params for e in param.shape):
             continue  # of so few nothing is left
         graph = read(func) if func else None
         if func is None or (extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES)):
             return
-        yield extent, func
+        yield sizes, func
 
 
 def _check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.extents import at_extent, evaluated, names, solved, terms
+from tvm_ext.extents import at_extents, evaluated, names, solved, terms
 
 TEXTS: dict[str, tuple[set[str], int]] = {
     # what is named, and the value of all at 10
@@ -22,7 +22,7 @@ TEXTS: dict[str, tuple[set[str], int]] = {
 def test_sums_with_names(text: str) -> None:
     named, value = TEXTS[text]
     assert names(text) == named
-    assert at_extent(text, 10) == value
+    assert at_extents(text, 10) == value
     assert evaluated(text, dict.fromkeys(named, 10)) == value
     assert evaluated(text, {}) is None
 
@@ -39,4 +39,4 @@ def test_what_the_name_must_be() -> None:
     assert solved("2*n-3", 7) == 5
     assert solved("2*n-3", 8) is None, "no whole number"
     assert solved("n+1", 1) is None, "none would be left"
-    assert at_extent(7, 10) == 7
+    assert at_extents(7, 10) == 7

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm_ext.compute.attention import attention
-from tvm_ext.tvm_api import PrimFunc, te, tirx, topi
+from tvm_ext.tvm_api import PrimFunc, structural_equal, te, tirx, topi
 
 OPEN = "tvm_ext.open_attention"
 """Attribute of such a function: its scale, whether it is guarded, and whether heads come before
@@ -37,6 +37,10 @@ class Lengths(NamedTuple):
     queries: Any
     bias: Any
     """Elements of a bias for each head, if it has a column for each query."""
+    batch: Any
+    """Texts, each with all heads."""
+    blocks: Any
+    """Tiles of queries of all texts together."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class OpenAttention:
     @classmethod
     def of(cls, func: PrimFunc) -> OpenAttention | None:
         """That of a function that carries `OPEN`; None of any other, and where more than lengths
-        is open."""
+        and the number of texts is open."""
         if not func.attrs or OPEN not in func.attrs:
             return None
         scale, guarded, *first = func.attrs[OPEN]
@@ -67,8 +71,11 @@ class OpenAttention:
             for shape, swapped in zip(given, heads_first, strict=False)
         )
         bias = given[3] if len(given) > 3 else None
-        beside = [q[0], *q[2:], k[0], *k[2:], v[0], *v[2:], *(bias or ())[:2]]
+        beside = [*q[2:], *k[2:], *v[2:], *(bias or ())[1:2]]
         if not all(isinstance(extent, tirx.IntImm) for extent in beside):
+            return None
+        batches = [k[0], v[0], *(one for one in (bias or ())[:1] if not _is_one(one))]
+        if not all(structural_equal(q[0], one) for one in batches):
             return None
         return cls(q, k, v, bias, float(scale), bool(int(guarded)), heads_first)
 
@@ -77,30 +84,38 @@ class OpenAttention:
         """Whether a bias has a column for each query."""
         return self.bias is not None and not _is_one(self.bias[3])
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether the number of texts is open."""
+        return not isinstance(self.q[0], tirx.IntImm)
+
     def typical(self, lanes: int) -> PrimFunc:
-        """The function of typical lengths, in whole vectors of queries."""
+        """The function of typical lengths, in whole vectors of queries, for one text if their
+        number is open."""
         queries, keys = (
             int(shape[1]) if isinstance(shape[1], tirx.IntImm) else TYPICAL
             for shape in (self.q, self.k)
         )
         columns = -(-queries // lanes) * lanes
+        batch = 1 if self.has_batch else int(self.q[0])
         shape = self.bias and (
-            *self.bias[:2],
+            *self._of_bias(batch),
             1 if _is_one(self.bias[2]) else keys,
             columns if self.has_columns else 1,
         )
         bias = None if shape is None else te.placeholder(shape, "float32", "bias")
-        return self._func(bias, bias, Lengths(keys, columns, keys, queries, 0))
+        return self._func(bias, bias, Lengths(keys, columns, keys, queries, 0, batch, batch))
 
     def at(self, lengths: Lengths) -> PrimFunc:
         """The function of those lengths, rows and columns more than keys and queries."""
         if self.bias is None:
             return self._func(None, None, lengths)
+        heads = self._of_bias(lengths.batch)
         if not self.has_columns:
             keys = 1 if _is_one(self.bias[2]) else lengths.keys
-            given = te.placeholder((*self.bias[:2], keys, 1), "float32", "bias")
+            given = te.placeholder((*heads, keys, 1), "float32", "bias")
         else:
-            given = te.placeholder((*self.bias[:2], lengths.bias), "float32", "bias")
+            given = te.placeholder((*heads, lengths.bias), "float32", "bias")
         rows = 1 if _is_one(self.bias[2]) else lengths.rows
         last = lengths.keys - 1
 
@@ -110,11 +125,17 @@ class OpenAttention:
                 return given[b, h, key, 0]
             return given[b, h, key * lengths.queries + i]
 
-        shape = (*self.bias[:2], rows, lengths.columns if self.has_columns else 1)
+        shape = (*heads, rows, lengths.columns if self.has_columns else 1)
         return self._func(given, te.compute(shape, view, name="view"), lengths)
 
+    def _of_bias(self, batch: Any) -> tuple[Any, Any]:
+        """For how many texts and heads there is a bias."""
+        own, heads = (self.bias or (1, 1))[:2]
+        return own if _is_one(own) else batch, heads
+
     def _func(self, given: Any, bias: Any, lengths: Lengths) -> PrimFunc:
-        (batch, _, heads, depth), (_, _, groups, _), width = self.q, self.k, self.v[3]
+        (_, _, heads, depth), (_, _, groups, _), width = self.q, self.k, self.v[3]
+        batch = lengths.batch
         shapes = {
             "q": (batch, lengths.queries, heads, depth),
             "k": (batch, lengths.keys, groups, depth),

@@ -78,19 +78,19 @@ class ImportedModel:
 def import_onnx(
     source: str | os.PathLike[str] | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
-    extent: int = 1,
+    extents: int | Mapping[str, int] = 1,
 ) -> ImportedModel:
     """Read, simplify and import an ONNX model; a `ModelProto` given as source is not changed.
 
     source  as for `load_onnx`
-    shapes, extent  as for `resolve_shapes`; needed where the model leaves a dimension symbolic
+    shapes, extents as for `resolve_shapes`; needed where the model leaves a dimension symbolic
 
     Raises ModelError: the model cannot be read, holds operators that cannot be compiled (all are
     listed), or the importer fails on a node; ShapeError: as `resolve_shapes`.
     """
     proto = load_onnx(source)
     dtypes = _input_dtypes(proto)
-    resolved = resolve_shapes(proto, shapes, extent)
+    resolved = resolve_shapes(proto, shapes, extents)
     output_names = [value.name for value in proto.graph.output]
     light, weights = detach_weights(proto)
     apply_shapes(light, resolved)

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from tvm_ext.errors import ShapeError
-from tvm_ext.extents import at_extent, evaluated, names
+from tvm_ext.extents import at_extents, evaluated, names
 
 Dim = int | str | None
 """A static extent, the name of a symbolic one, or an unnamed symbolic one."""
@@ -46,14 +46,16 @@ def runtime_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def resolve_shapes(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]] | None = None, extent: int = 1
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    extents: int | Mapping[str, int] = 1,
 ) -> dict[str, tuple[int, ...]]:
     """A static shape for every input of `model`.
 
     shapes  by input name, or by the name of a symbolic dimension with its one value:
             `{"x": (1, 3, 224, 224)}` or `{"batch": (1,)}`. A symbol bound in one input holds in
             all the others.
-    extent  what a name in place of a number stands for, be it in a sum
+    extents what names in place of numbers stand for, be it in a sum
 
     Raises ShapeError: an unknown name, a wrong rank, a value that is not positive or contradicts
     a static dimension or the same symbol elsewhere, or symbolic dimensions left without a value.
@@ -63,7 +65,7 @@ def resolve_shapes(
     given: dict[str, tuple[int, ...]] = {}
     known = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
     for name, shape in (shapes or {}).items():
-        checked = _positive(name, _with_number(name, shape, declared.get(name), extent))
+        checked = _positive(name, _with_numbers(name, shape, declared.get(name), extents))
         if name in declared:
             given[name] = checked
         elif name in known and len(checked) == 1:
@@ -117,10 +119,13 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     )
 
 
-def _with_number(
-    name: str, shape: Sequence[int | str], dims: tuple[Dim, ...] | None, extent: int
+def _with_numbers(
+    name: str,
+    shape: Sequence[int | str],
+    dims: tuple[Dim, ...] | None,
+    extents: int | Mapping[str, int],
 ) -> Any:
-    """The shape with `extent` for names. Raises ShapeError where one stands for what the model
+    """The shape with numbers for names. Raises ShapeError where one stands for what the model
     fixes."""
     if isinstance(shape, str):
         return shape  # no shape at all, and a number is not what is missing
@@ -130,7 +135,7 @@ def _with_number(
                 f"shape of input {name!r} leaves {own!r} open at position {position}, but the "
                 f"model fixes it to {dim}: {_show(dims)}; give {dim} there"
             )
-    return [at_extent(own, extent) for own in shape]
+    return [at_extents(own, extents) for own in shape]
 
 
 def _positive(name: str, shape: Sequence[int]) -> tuple[int, ...]:

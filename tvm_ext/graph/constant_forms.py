@@ -86,7 +86,8 @@ class Form(ABC):
         own = {length: tirx.Var(f"{symbol.name}{i}", "int64") for i, length in enumerate(lengths)}
         extent = tirx.Var(str(symbol.name), "int64")
         dtype = str(self.tables[0].dtype)
-        given = [te.placeholder(table.shape, dtype, f"t{i}") for i, table in enumerate(self.tables)]
+        shapes = [[tirx.const(extent, "int64") for extent in table.shape] for table in self.tables]
+        given = [te.placeholder(shape, dtype, f"t{i}") for i, shape in enumerate(shapes)]
         sizes = [own[e] if isinstance(e, Length) else tirx.const(e, "int64") for e in self.shape]
         out = te.compute(
             sizes, lambda *at: self.element(given, at, tuple(sizes), extent), name="grown"

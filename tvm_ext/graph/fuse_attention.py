@@ -47,24 +47,24 @@ class FuseAttention:
     vector of queries and a core's own cache holds their scores.
 
     hardware  the machine: its vector width and caches
-    extent    stands for one that is not known, if given: lengths that follow it are left open
+    extents   stand for some that are not known, if given: lengths that follow one are left open
     """
 
     hardware: HardwareModel
-    extent: int = 0
+    extents: tuple[int, ...] = ()
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module; the operators that were replaced are dead and gone."""
-        mod = rewritten(mod, _Fuser(mod, self.hardware, self.extent))
+        mod = rewritten(mod, _Fuser(mod, self.hardware, self.extents))
         return relax.transform.DeadCodeElimination()(mod)
 
 
 @relax.expr_functor.mutator
 class _Fuser(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, hardware: HardwareModel, extent: int) -> None:
+    def __init__(self, mod: IRModule, hardware: HardwareModel, extents: tuple[int, ...]) -> None:
         super().__init__(mod)
         self._hardware = hardware
-        self._extent = extent
+        self._extents = extents
         self._reader = ScoresReader(self)
         self._uses = count_uses(mod)
 
@@ -116,7 +116,8 @@ class _Fuser(relax.PyExprMutator):
             self._by_positions(source, axes)
             for source, axes in ((q.source, q.axes), (keys, k.axes), (values, rows))
         ]
-        is_open = self._is_open(scores.q.ty.shape[-2]) or self._is_open(scores.kt.ty.shape[-1])
+        lengths = scores.q.ty.shape[-2], scores.kt.ty.shape[-1]
+        is_open = any(map(self._followed, lengths))
         if not is_open:  # whose kernel takes in no slices
             operands = joined(self, operands, lambda var: self._uses[var] == 1)
         for factor in scores.factors:
@@ -234,18 +235,21 @@ class _Fuser(relax.PyExprMutator):
         if not (left and right and last) or not len(left) == len(right) == len(last) in (3, 4):
             return False
         keys, lanes = right[-1], self._hardware.lanes(4)
-        if any(map(self._is_open, (left[-2], keys))) and any(map(self._is_open, left[:-2])):
+        lengths = {extent for length in (left[-2], keys) for extent in self._followed(length)}
+        heads = {extent for count in left[1:-2] for extent in self._followed(count)}
+        if lengths and (heads or lengths & self._followed(left[0])):
             return False  # no plan is for an open number of heads of an open length
         return (
             self._hardware.kind != "cuda"
             and left[:-2] == right[:-2] == last[:-2]
-            and (left[-2] >= lanes or self._is_open(keys))
+            and (left[-2] >= lanes or bool(self._followed(keys)))
             and 2 * 4 * keys * lanes <= self._hardware.own_cache_bytes * KEPT
         )
 
-    def _is_open(self, length: Any) -> bool:
-        """Whether a length follows the extent that is not known: some of it, or a few more."""
-        return follows(int(length), self._extent)
+    def _followed(self, length: Any) -> set[int]:
+        """The extents that are not known which a length follows: it is some of one, or a few
+        more."""
+        return {extent for extent in self._extents if follows(int(length), extent)}
 
     def _permuted(self, source: Any, axes: tuple[int, ...]) -> Any:
         """The permutation of a permutation as one, or as none."""

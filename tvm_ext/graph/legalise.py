@@ -74,7 +74,7 @@ class Legalise:
                 without it convolution is direct
     winograd    output tiles of Winograd's algorithm that may be chosen (see `compute.winograd` for
                 their rounding errors); empty to keep convolution direct
-    extent      stands for one that is not known, if given: nothing that follows it is padded to
+    extents     stand for some that are not known, if given: nothing that follows one is padded to
                 whole vectors or summed up by them
     """
 
@@ -82,7 +82,7 @@ class Legalise:
     fast_math: bool = True
     predict_us: Callable[[PrimFunc], float] | None = None
     winograd: tuple[int, ...] = OUTPUT_TILES
-    extent: int = 0
+    extents: tuple[int, ...] = ()
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with call_tir in place of operators."""
@@ -110,7 +110,10 @@ class Legalise:
         extents = known_extents(expr)
         if extents is None:
             return None
-        return [None if e is not None and follows(e, self.extent) else e for e in extents]
+        return [
+            None if e is not None and any(follows(e, own) for own in self.extents) else e
+            for e in extents
+        ]
 
     @property
     def lanes(self) -> int:

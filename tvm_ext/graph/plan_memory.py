@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from tvm_ext.graph.memory_order import ALLOC, VIEWS
 from tvm_ext.graph.name_fields import name_fields
-from tvm_ext.tir.read import linear
+from tvm_ext.tir.read import monomial
 from tvm_ext.tir.symbolic import symbols_of
 from tvm_ext.tvm_api import IRModule, element_bytes, extents_of, ir, op_name, relax, tirx, tvm
 
@@ -152,22 +152,15 @@ def input_symbols(function: Any) -> tuple[Any, ...]:
 
 
 def unit_bytes(ty: Any, symbols: Sequence[Any]) -> int:
-    """Bytes of a tensor with 1 for each of the symbols; 0 where it grows faster than with each of
-    them once, or its shape is not known."""
-    grows = [extent for extent in extents_of(ty) if not isinstance(extent, tirx.IntImm)]
-    places = {symbol: place for place, symbol in enumerate(symbols)}
-    forms = [linear(extent, places) for extent in grows]
-    used: list[int] = []
-    size = 1
-    for form in forms:
-        if form is None or form[1] or sum(step > 0 for step in form[0]) != 1:
-            return 0
-        used += [place for place, step in enumerate(form[0]) if step]
-        size *= max(form[0])
-    known = [int(extent) for extent in extents_of(ty) if isinstance(extent, tirx.IntImm)]
-    if len(set(used)) < len(used) or not hasattr(ty, "shape"):
+    """Bytes of a tensor with 1 for each of the symbols; 0 where it grows otherwise than with
+    some of them once, or its shape is not known."""
+    if not hasattr(ty, "shape"):
         return 0
-    return prod(known) * size * element_bytes(ty.dtype)
+    parts = [monomial(extent) for extent in extents_of(ty)]
+    used = [variable for part in parts if part for variable in part[1]]
+    if None in parts or len(set(used)) < len(used) or not set(used) <= set(symbols):
+        return 0
+    return prod(part[0] for part in parts if part) * element_bytes(ty.dtype)
 
 
 @relax.expr_functor.mutator
@@ -177,7 +170,6 @@ class _Planner(relax.PyExprMutator):
         self._tensors, self._sizes = places, sizes
         self._times = prod(symbols, start=tirx.const(1, "int64"))
         self._storages: dict[int, Any] = {}
-        self._places = {symbol: place for place, symbol in enumerate(symbols)}
         self._shapes: dict[Any, Any] = {}
         """Shapes that are worked out at run time, each once."""
 
@@ -191,9 +183,8 @@ class _Planner(relax.PyExprMutator):
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
             self._storages[block] = self.builder_.emit(storage, "storage")
         shape, dtype, *_ = binding.value.args
-        forms = [linear(extent, self._places) for extent in shape.values]
-        if any(form and any(form[0]) for form in forms):
-            key = str(forms)
+        if not all(isinstance(extent, tirx.IntImm) for extent in shape.values):
+            key = str(shape)
             if key not in self._shapes:
                 self._shapes[key] = self.builder_.emit(shape, "shape")
             shape = self._shapes[key]

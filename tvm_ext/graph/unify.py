@@ -9,9 +9,13 @@ So a model goes through every pass with static shapes, twice, and what comes out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import gcd
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import gcd, prod
+from operator import add
 from typing import Any
+
+import numpy as np
 
 from tvm_ext.errors import ModelError
 from tvm_ext.graph.constant_forms import Length, Tables
@@ -19,7 +23,7 @@ from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
 from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
 from tvm_ext.tir.read import linear
-from tvm_ext.tir.symbolic import instance, substituted
+from tvm_ext.tir.symbolic import instance, substituted, symbols, tensors
 from tvm_ext.tvm_api import (
     Call,
     GenericConst,
@@ -37,12 +41,54 @@ from tvm_ext.tvm_api import (
     variables,
 )
 
+Point = tuple[int, ...]
+"""A number for each extent that is not known."""
 EXTENTS = ((461, 982), (307, 458), (31, 74))
 """Pairs to choose from, for models that take no more: a prime and two times one, with no number
 near that models are made of, so that what is a multiple of them or nearly one is so because of the
 extent, or by rare chance. What lies between them is a prime, so that what is rounded up to whole
 vectors, or blocks of them, is no linear function of both."""
+SEVERAL = ((31, 74), (47, 106))
+"""Likewise for extents beside one."""
+MOST = len(SEVERAL) + 1
+"""Extents that may be unknown at once: each doubles the modules that are made."""
+UNLIKE = 139
+"""What other extents are where kernels are compared: nothing that anything else is."""
 TIR_CALL = "relax.call_tir"
+
+
+def pairs_for(count: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Pairs for so many extents, to be tried in turn. Of several, one is taken for a length that
+    may be of many or of a few hundred, the last one first; all at once would be too much."""
+    beside = SEVERAL[: count - 1]
+    for place in reversed(range(count)):
+        for pair in EXTENTS[: -1 if beside else None]:
+            yield (*beside[:place], pair, *beside[place:])
+
+
+def unify_all(
+    modules: Mapping[Point, IRModule], names: Sequence[str], tables: Tables = tuple
+) -> IRModule | None:
+    """The module of which all are instances, with those numbers for extents of those names; None if
+    they differ by more. One extent after another:
+
+        [31 * 307, 64]  [74 * 307, 64]    →    [b * 307, 64]
+                                                                →    [b * n, 64]
+        [31 * 458, 64]  [74 * 458, 64]    →    [b * 458, 64]
+
+    tables  as in `grown_constants`
+    """
+    name, *others = names
+    groups: dict[Point, dict[int, IRModule]] = {}
+    for (extent, *rest), mod in modules.items():
+        groups.setdefault(tuple(rest), {})[extent] = mod
+    made: dict[Point, IRModule] = {}
+    for point, group in groups.items():
+        one = unify(list(group.values()), name, list(group), tables)
+        if one is None:
+            return None
+        made[point] = one
+    return unify_all(made, others, tables) if others else made[()]
 
 
 def unify(
@@ -87,19 +133,44 @@ def unify(
     return result.with_attrs(modules[0].attrs) if modules[0].attrs else result
 
 
-def with_extent(mod: IRModule, symbols: Iterable[Any], extent: int) -> IRModule:
-    """The module with a number for symbols. Raises ModelError if it does not take so many."""
+def with_extents(mod: IRModule, extents: Mapping[str, int]) -> IRModule:
+    """The module with numbers for its symbols. Raises ModelError if it does not take so many."""
     try:
-        return relax.transform.BindSymbolicVars(dict.fromkeys(symbols, extent))(mod)
+        return relax.transform.BindSymbolicVars(dict(extents))(mod)
     except (ValueError, InternalError) as error:
-        reason = first_line(error)
-        raise ModelError(
-            f"module: it does not take {extent} along what is open: {reason}"
-        ) from error
+        listed = " and ".join(f"{extent} for {name}" for name, extent in extents.items())
+        raise ModelError(f"module: it does not take {listed}: {first_line(error)}") from error
 
 
-def least_extent(mod: IRModule) -> int:
-    """The least number that leaves no tensor of `main` without elements, for its only symbol."""
+def extent_text(values: Mapping[Point, int], names: Sequence[str]) -> int | str:
+    """An extent that is these numbers where the names have those, as a number, or as a text: the
+    name, what is worked out of it or of several, or ? if it is nothing simple."""
+    parts = [part for size in range(len(names) + 1) for part in combinations(names, size)]
+    rows = [
+        [prod(own[name] for name in part) for part in parts]
+        for own in (dict(zip(names, point, strict=True)) for point in values)
+    ]
+    wanted = np.array(list(values.values()), np.int64)
+    solved = np.linalg.solve(np.array(rows, float), wanted.astype(float))
+    factors = np.rint(solved).astype(np.int64)
+    if (np.array(rows, np.int64) @ factors != wanted).any():
+        return "?"
+    offset, *rest = map(int, factors)
+    if not any(rest):
+        return offset
+    terms = [
+        "*".join([*([str(abs(factor))] if abs(factor) != 1 else []), *part])
+        for part, factor in zip(parts[1:], rest, strict=True)
+        if factor
+    ]
+    signs = ["-" if factor < 0 else "+" for factor in rest if factor]
+    text = "".join(map(add, signs, terms)).removeprefix("+")
+    return f"{text}{offset:+d}" if offset else text
+
+
+def fewest(mod: IRModule) -> dict[str, int]:
+    """By the names of the symbols of `main` the least numbers that leave no tensor without
+    elements, where they are not 1; what depends on several is not looked at."""
     shapes: dict[Any, None] = {}
 
     def look(node: Any) -> None:
@@ -109,13 +180,14 @@ def least_extent(mod: IRModule) -> int:
             shapes.update(dict.fromkeys(e for e in extents if not isinstance(e, tirx.IntImm)))
 
     relax.analysis.post_order_visit(mod["main"], look)
-    least = 1
+    found: dict[str, int] = {}
     for extent in shapes:
         symbols = dict.fromkeys(variables(extent), 0)
         form = linear(extent, symbols) if len(symbols) == 1 else None
         if form is not None and form[0][0] > 0:
-            least = max(least, -(-(1 - form[1]) // form[0][0]))
-    return least
+            name, least = str(next(iter(symbols)).name), -(-(1 - form[1]) // form[0][0])
+            found[name] = max(least, found.get(name, 1))
+    return {name: least for name, least in found.items() if least > 1}
 
 
 def agrees(
@@ -160,15 +232,16 @@ def _calling(
     return structural_map(function, [(ir.GlobalVar, renamed), (Call, telling)], order="post")
 
 
-def resized(func: PrimFunc, was: int, extent: int) -> PrimFunc:
-    """A function of static shapes made with `was` for an extent, with another."""
+def of_one(func: PrimFunc, extents: Point) -> PrimFunc:
+    """A function of static shapes made with those numbers for some extents, with 1 for each."""
 
     def valued(number: Any) -> Any:
         value = int(number)
-        grows = value and value % was == 0
-        return tirx.const(value // was * extent, str(number.ty.dtype)) if grows else number
+        for extent in extents:
+            value = value // extent if value % extent == 0 else value
+        return number if value == int(number) else tirx.const(value, str(number.ty.dtype))
 
-    return structural_map(func, [(tirx.IntImm, valued)], order="post")
+    return structural_map(func, [(tirx.IntImm, valued)], order="post") if extents else func
 
 
 def _steps(function: Any) -> list[tuple[str, str]]:
@@ -257,7 +330,7 @@ def _program(
     made = generalised(pair, [[point] for point in points], [symbol])
     if made is None:
         return None
-    told = instance(made, {symbol: 1}) is not None
+    told = _tells(made, symbol)
     if not told and operands is None:
         return None
     if not told:
@@ -266,7 +339,13 @@ def _program(
     if shares:
         return (made, None if told else own) if are_alike(*pair) else None
     for func, point in zip(pair, points, strict=True):
-        again = instance(made, {symbol: point})
-        if again is None or not structural_equal(again, func):
+        others = dict.fromkeys(symbols(func), UNLIKE)
+        again = instance(made, dict.fromkeys(symbols(made), UNLIKE) | {symbol: point})
+        if again is None or not structural_equal(again, instance(func, others) if others else func):
             return None
     return made, None if told else own
+
+
+def _tells(func: PrimFunc, symbol: Any) -> bool:
+    """Whether the shapes of a function's tensors tell what a symbol is."""
+    return any(extent.same_as(symbol) for param in tensors(func) for extent in param.shape)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tvm_ext.errors import ArtifactError
-from tvm_ext.extents import at_extent
+from tvm_ext.extents import at_extents
 from tvm_ext.tile.plan import TilePlan
 
 MANIFEST_VERSION = 1
@@ -19,9 +21,9 @@ class TensorInfo(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int | str, ...]
 
-    def at(self, extent: int) -> tuple[int, ...]:
-        """The shape with a number for what is left open."""
-        return tuple(at_extent(own, extent) for own in self.shape)
+    def at(self, extents: int | Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with numbers for what is left open, or one for all of it."""
+        return tuple(at_extents(own, extents) for own in self.shape)
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -108,7 +110,8 @@ class Manifest(msgspec.Struct, frozen=True):
     fusions      what fusion passes decided; equal decisions once
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
-    least        what is left open is at least this: fewer would leave a tensor without elements
+    fewest       what is left open, by name, is at least this, or 1: with fewer some tensor would
+                 have no elements
     steps        the calls of a run in order; none of a model with branches
     isa          the instruction sets that its kernels may be made of
     precision    of what products and convolutions multiply
@@ -129,7 +132,7 @@ class Manifest(msgspec.Struct, frozen=True):
     anywhere: bool = False
     own_outputs: tuple[int, ...] = ()
     fusions: tuple[Fusion, ...] = ()
-    least: int = 1
+    fewest: dict[str, int] = {}
     steps: tuple[Step, ...] = ()
     isa: tuple[str, ...] = ()
     precision: str = "float32"

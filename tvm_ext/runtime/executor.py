@@ -123,7 +123,7 @@ class Compiled:
             raise InputError(_other_names(given, names))
         checked = [_checked(info, given[info.name]) for info in self.inputs]
         if self._open:
-            _check_alike(self.inputs, checked, self.manifest.least)
+            _check_alike(self.inputs, checked, self.manifest.fewest)
         return checked
 
     def _moved(self, arrays: Sequence[np.ndarray]) -> list[Any]:
@@ -154,8 +154,10 @@ class Compiled:
         """Median time of every kernel while the model runs, on random inputs if none are given;
         `read_peak` tells the machine's peak beside every run (`runtime.peak.Peak.gflops`)."""
         given = bool(arrays or named)
-        least = self.manifest.least
-        inputs = self.bind(*arrays, **named) if given else random_inputs(self.inputs, extent=least)
+        fewest = self.manifest.fewest
+        inputs = (
+            self.bind(*arrays, **named) if given else random_inputs(self.inputs, extents=fewest)
+        )
         names = [group.name for group in self.manifest.groups]
         return profile(self._module, names, inputs, runs, read_peak, self._device)
 
@@ -228,21 +230,26 @@ def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
     )
 
 
-def _check_alike(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], least: int) -> None:
+def _check_alike(
+    infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], fewest: Mapping[str, int]
+) -> None:
     """Raises InputError where what is open has two values, or too small a one."""
-    values: dict[str, tuple[int, str]] = {}
-    for info, array in zip(infos, arrays, strict=True):
-        for extent, text in zip(array.shape, info.shape, strict=True):
-            if not isinstance(text, str):
-                continue
-            (name,), value = names(text), solved(text, extent)
-            if value is None or value < least:
-                raise InputError(
-                    f"input {info.name!r}: {text} is {extent}; {name} is {least} or more"
-                )
-            known, where = values.setdefault(name, (value, info.name))
-            if known != value:
-                raise InputError(
-                    f"input {info.name!r}: {name} is {value}, but {known} in input {where!r}; "
-                    "give both the same"
-                )
+    found = [
+        (text, extent, info.name)
+        for info, array in zip(infos, arrays, strict=True)
+        for extent, text in zip(array.shape, info.shape, strict=True)
+        if isinstance(text, str)
+    ]
+    values: dict[str, int] = {}
+    told: dict[str, str] = {}
+    for text, extent, source in sorted(found, key=lambda one: len(names(one[0]))):
+        name, value = solved(text, extent, values)
+        least = fewest.get(name, 1)
+        if value is None or value < least:
+            raise InputError(f"input {source!r}: {text} is {extent}; {name} is {least} or more")
+        known, where = values.setdefault(name, value), told.setdefault(name, source)
+        if known != value:
+            raise InputError(
+                f"input {source!r}: {name} is {value}, but {known} in input {where!r}; "
+                "give both the same"
+            )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -27,18 +27,20 @@ Mark = tuple[str, bool, float]
 """A call's name, whether it begins, and when, in seconds."""
 
 
-def random_inputs(infos: Sequence[TensorInfo], seed: int = 0, extent: int = 1) -> list[np.ndarray]:
+def random_inputs(
+    infos: Sequence[TensorInfo], seed: int = 0, extents: int | Mapping[str, int] = 1
+) -> list[np.ndarray]:
     """Inputs in model order: floats standard normal; integers 0 or 1, to fit as indices and masks.
 
-    extent  what is left open
+    extents  what is left open, as in `TensorInfo.at`
     """
     source = np.random.default_rng(seed)
     drawn = []
     for info in infos:
         if np.issubdtype(np.dtype(info.dtype), np.floating):
-            drawn.append(source.standard_normal(info.at(extent)).astype(info.dtype))
+            drawn.append(source.standard_normal(info.at(extents)).astype(info.dtype))
         else:
-            drawn.append(source.integers(0, 2, info.at(extent)).astype(info.dtype))
+            drawn.append(source.integers(0, 2, info.at(extents)).astype(info.dtype))
     return drawn
 
 

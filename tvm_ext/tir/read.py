@@ -184,6 +184,22 @@ def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
     return None
 
 
+def monomial(expr: Any) -> tuple[int, tuple[Any, ...]] | None:
+    """A number times variables, each once; None of any other expression."""
+    if isinstance(expr, tirx.IntImm):
+        return int(expr.value), ()
+    if isinstance(expr, tirx.Var):
+        return 1, (expr,)
+    if isinstance(expr, tirx.Cast):
+        return monomial(expr.value)
+    if not isinstance(expr, tirx.Mul):
+        return None
+    left, right = monomial(expr.a), monomial(expr.b)
+    if left is None or right is None or set(left[1]) & set(right[1]):
+        return None
+    return left[0] * right[0], (*left[1], *right[1])
+
+
 def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | None:
     """The index as an AffineDim; None if it is not `(linear // div) % mod` within the bounds."""
     if not isinstance(expr, tirx.Var | tirx.IntImm):

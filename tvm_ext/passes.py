@@ -8,6 +8,7 @@ The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ from tvm_ext.graph.pool_squares import PoolSquares
 from tvm_ext.graph.quantise_early import QuantiseEarly
 from tvm_ext.graph.read_planes import ReadPlanes
 from tvm_ext.graph.reroll_loops import RerollLoops
-from tvm_ext.graph.share import Share
+from tvm_ext.graph.share import Known, Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.slice_in_place import SliceInPlace
@@ -134,6 +135,7 @@ def graph_passes(
     explain: Explain | None = None,
     extents: Point = (),
     precision: Precision | None = None,
+    known: Known | None = None,
 ) -> list[Any]:
     """From a Relax module to calls of a PrimFunc per group, none of them scheduled.
 
@@ -141,6 +143,7 @@ def graph_passes(
     extents    stand for some that are not known, if given: what is decided is what suits so many
                slices, one after another
     precision  of what products and convolutions multiply (`MultiplyHalves`)
+    known      constants of other modules that went the same way, as in `Share`
     """
     predict_us = cache(partial(predicted_us, hardware=hardware))
     if extents:
@@ -192,7 +195,7 @@ def graph_passes(
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         Legalise(hardware, predict_us=predict_us, extents=extents),
-        Share(),
+        Share(known=known),
         FoldIndices(),
         Fuse(),
         Stitch(predict_us, explain=explain),
@@ -221,9 +224,11 @@ def lifted(
     run      applies passes
     tables   makes arrays of which constants may be the beginning
     """
-    made = {}
+    made: dict[Point, IRModule] = {}
+    known: Known = {}
     for point, mod in modules.items():
-        made[point] = run(mod, graph_passes(hardware, explain, point, precision))
+        made[point] = run(mod, graph_passes(hardware, explain, point, precision, known))
+        gc.collect()  # weights not yet packed are in cycles
         explain = None
     whole = unify_all(made, names, tables)
     return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])

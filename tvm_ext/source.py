@@ -6,6 +6,7 @@ module: it is read once for each choice of numbers that are put there.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from msgspec.structs import replace as replace_info
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import names
 from tvm_ext.graph.plan_memory import input_symbols
+from tvm_ext.graph.share import Known, with_shared
 from tvm_ext.graph.unify import EXTENTS, MOST, Point, agrees, extent_text, pairs_for, with_extents
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import (
@@ -106,15 +108,20 @@ def read_open(
     for pairs in choices:
         if pairs[0][1] > most and pairs != choices[-1]:
             continue
+        sources: dict[Point, Source] = {}
+        known: Known = {}
         try:
-            largest_first = reversed(list(product(*pairs)))  # which it is that fails, if one does
-            sources = {
-                point: read_source(model, shapes, dict(zip(opened, point, strict=True)))
-                for point in largest_first
-            }
+            for point in reversed(list(product(*pairs))):  # the largest may be what fails
+                source = read_source(model, shapes, dict(zip(opened, point, strict=True)))
+                sources[point] = replace(source, mod=with_shared(source.mod, known))
+                del source
+                gc.collect()  # its weights are in cycles
         except ModelError:
             if pairs == choices[-1] and not taken:
                 raise
+            sources = {}
+        gc.collect()  # what a model that failed was read to is in cycles
+        if not sources:
             continue
         taken = True
         yield dict(reversed(sources.items()))

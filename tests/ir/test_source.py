@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx_models import make_model
 
-from tvm_ext.graph.unify import EXTENTS
-from tvm_ext.source import read_open
+from tvm_ext.errors import ShapeError
+from tvm_ext.graph.unify import EXTENTS, SEVERAL
+from tvm_ext.source import left_open, open_extents, read_open
 
 
 def with_mask(size: int, repeated: bool) -> onnx.ModelProto:
@@ -34,5 +37,34 @@ def test_masks_of_a_thousand_images_are_not_made(
     size: int, repeated: bool, expected: tuple[int, int]
 ) -> None:
     """A small Swin transformer took 11 GB to read for 982 images."""
-    sources = next(read_open(with_mask(size, repeated), {"x": ("n", size, size)}))
-    assert tuple(sources) == expected
+    sources = next(read_open(with_mask(size, repeated), {"x": ("n", size, size)}, ("n",)))
+    assert tuple(sources) == tuple((extent,) for extent in expected)
+
+
+def test_every_choice_of_numbers_is_read() -> None:
+    model = with_mask(64, False)
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims[1].dim_param, dims[2].dim_param = "m", ""
+    for tensor in model.graph.initializer:
+        if tensor.name == "extents":
+            tensor.CopyFrom(numpy_helper.from_array(np.array([0, -1, 64], np.int64), "extents"))
+    del model.graph.node[:2]
+    del model.graph.node[0].input[:]
+    model.graph.node[0].input.extend(["x", "row"])
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(64, np.float32), "row"))
+    shapes = {"x": ("n", "m", 64)}
+    assert open_extents(model, shapes) == ("n", "m")
+    sources = next(read_open(model, shapes, ("n", "m")))
+    assert list(sources) == list(product(SEVERAL[0], EXTENTS[0]))
+    assert [source.inputs[0].shape for source in sources.values()] == [
+        (*point, 64) for point in sources
+    ]
+    whole = left_open(sources, ("n", "m"))
+    assert whole.inputs[0].shape == whole.outputs[0].shape == ("n", "m", 64)
+
+
+def test_names_in_order() -> None:
+    shapes = {"ids": ("batch", "new"), "mask": ("batch", "past+new"), "kept": ("batch", 4, "past")}
+    assert open_extents(None, shapes) == ("batch", "new", "past")
+    with pytest.raises(ShapeError, match="a, b, c, d are left open, 3 can be; give numbers"):
+        open_extents(None, {"x": ("a", "b", "c", "d")})

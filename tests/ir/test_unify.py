@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tvm_ext.graph.unify import EXTENTS as CHOICES
-from tvm_ext.graph.unify import resized, unify
+from tvm_ext.graph.unify import SEVERAL, extent_text, of_one, pairs_for, unify, unify_all
 from tvm_ext.tir.symbolic import instance, symbols
 from tvm_ext.tvm_api import (
+    Analyzer,
     IRModule,
     PrimFunc,
     constant,
@@ -126,7 +128,7 @@ def test_nor_are_they_where_something_is_divided(extents: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 32, 48, 64])
-@pytest.mark.parametrize("extents", CHOICES)
+@pytest.mark.parametrize("extents", [*CHOICES, *SEVERAL])
 def test_what_is_rounded_up_is_no_affine_function(extents: tuple[int, int], size: int) -> None:
     whole = [-(-extent // size) * size for extent in extents]
     apart = extents[1] - extents[0]
@@ -149,4 +151,80 @@ def test_a_sum_over_it_is_none_of_many_slices_but_the_same_function() -> None:
 def test_another_extent() -> None:
     (kernel,) = kernels(module(EXTENTS[0], lambda builder, x: relax.op.nn.relu(x), 6))
     (wanted,) = kernels(module(1, lambda builder, x: relax.op.nn.relu(x), 6))
-    assert structural_equal(resized(kernel, EXTENTS[0], 1), wanted)
+    assert structural_equal(of_one(kernel, EXTENTS[:1]), wanted)
+
+
+def texts(build: Build, names: tuple[str, ...] = ("b", "n")) -> IRModule | None:
+    """A module of x[b, n, 6]."""
+    (pairs, *_) = pairs_for(2)
+    modules = {point: module(point[0], build, point[1], 6) for point in product(*pairs)}
+    return unify_all(modules, names)
+
+
+def test_two_extents() -> None:
+    """Rows of all texts of a batch are one extent to a product, two to what adds positions."""
+
+    def build(builder: Any, x: Any) -> Any:
+        b, n, width = map(int, x.ty.shape)
+        rows = builder.emit(relax.op.reshape(x, (b * n, width)))
+        summed = builder.emit(relax.op.reshape(relax.op.matmul(rows, WEIGHT), (b, n, 10)))
+        return relax.op.add(summed, relax.op.sum(summed, [0], keepdims=True))
+
+    made = texts(build)
+    assert made is not None
+    main = made["main"]
+    b, n, _ = main.params[0].ty.shape
+    assert (str(b.name), str(n.name)) == ("b", "n")
+    rows, columns, _ = main.ret_ty.shape
+    assert rows.same_as(b)
+    assert columns.same_as(n)
+    counts = {len(symbols(kernel)) for kernel in kernels(made)}
+    assert counts == {1, 2}
+
+
+def test_what_grows_with_a_product_of_both() -> None:
+    def build(builder: Any, x: Any) -> Any:
+        b, n, width = map(int, x.ty.shape)
+        return relax.op.reshape(x, (b * n * width,))
+
+    made = texts(build)
+    assert made is not None
+    b, n, _ = made["main"].params[0].ty.shape
+    (length,) = made["main"].ret_ty.shape
+    assert Analyzer().can_prove(length == b * n * 6)
+
+
+def test_what_only_one_of_both_decides() -> None:
+    """A module that is another one for few texts is one along the other extent alone."""
+
+    def build(builder: Any, x: Any) -> Any:
+        few = int(x.ty.shape[0]) == SEVERAL[0][0]
+        return relax.op.nn.relu(x) if few else relax.op.tanh(x)
+
+    assert texts(build) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_numbers_that_stand_for_extents_differ(count: int) -> None:
+    for pairs in pairs_for(count):
+        numbers = [number for pair in pairs for number in pair]
+        assert len(set(numbers)) == 2 * count
+        assert len({b - a for a, b in pairs}) == count
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (lambda b, n: 7, 7),
+        (lambda b, n: b, "b"),
+        (lambda b, n: 2 * n - 3, "2*n-3"),
+        (lambda b, n: b + n, "b+n"),
+        (lambda b, n: n + 1, "n+1"),
+        (lambda b, n: 4 * b * n, "4*b*n"),
+        (lambda b, n: n - b, "-b+n"),
+        (lambda b, n: (n + 1) // 2, "?"),
+    ],
+)
+def test_an_extent_as_a_text(of: Callable[[int, int], int], text: int | str) -> None:
+    (pairs, *_) = pairs_for(2)
+    assert extent_text({point: of(*point) for point in product(*pairs)}, ("b", "n")) == text

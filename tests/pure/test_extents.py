@@ -34,9 +34,22 @@ def test_other_texts(text: str) -> None:
 
 
 def test_what_the_name_must_be() -> None:
-    assert solved("n", 7) == 7
-    assert solved("n+1", 7) == 6
-    assert solved("2*n-3", 7) == 5
-    assert solved("2*n-3", 8) is None, "no whole number"
-    assert solved("n+1", 1) is None, "none would be left"
+    assert solved("n", 7) == ("n", 7)
+    assert solved("n+1", 7) == ("n", 6)
+    assert solved("2*n-3", 7) == ("n", 5)
+    assert solved("2*n-3", 8) == ("n", None), "no whole number"
+    assert solved("n+1", 1) == ("n", None), "none would be left"
+    assert solved("n-n", 0) == ("n", None), "any would do"
+
+
+def test_what_a_name_must_be_beside_others() -> None:
+    assert solved("past+n", 7, {"n": 2}) == ("past", 5)
+    assert solved("past+n", 7, {"past": 2}) == ("n", 5)
+    assert solved("past+n", 7, {"past": 2, "n": 3}) == ("past", 4), "one that is known may differ"
+    assert solved("past+n", 7) == ("past", None), "one equation of two"
+
+
+def test_numbers_for_each_name() -> None:
     assert at_extents(7, 10) == 7
+    assert at_extents("past+n", {"past": 3, "n": 2, "other": 9}) == 5
+    assert at_extents("past+n", {"past": 3}) == 4

@@ -26,7 +26,7 @@ from tvm_ext.frontend.non_max import kept_boxes
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
-from tvm_ext.frontend.simplify import quiet, simplify
+from tvm_ext.frontend.simplify import let_go, quiet, simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
 from tvm_ext.tvm_api import (
     IRModule,
@@ -99,6 +99,7 @@ def import_onnx(
     model, notes = simplify(model)
     lacking = unsupported(model.graph.all_nodes())
     if lacking is not None:
+        let_go(model)
         raise ModelError(f"operators that cannot be compiled: {lacking}; export without them")
     inputs = tuple(TensorInfo(name, dtypes[name], shape) for name, shape in resolved.items())
     for value, name in zip(model.graph.inputs, _identifiers(model.graph, resolved), strict=True):
@@ -108,8 +109,7 @@ def import_onnx(
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and (value.uses() or value.is_graph_output())
     }
-    for value in model.graph.initializers.values():
-        value.const_value = None  # rewriting rules keep the last graph they saw, for good
+    let_go(model)
     mod = _to_relax(model, weights_left)
     outputs = tuple(
         TensorInfo(name, str(kind.dtype.dtype), _static(kind))

@@ -78,12 +78,16 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         model = _bounded(model, notes)
         model = _attempt("constant folding", fold, model, notes)
         model = _attempt("graph clean-up", clean, model, notes)
-    _drop_empty(model.graph)
-    settle_nearest(model.graph)
-    order_channels(model.graph)
-    _multiply_before_erf(model.graph)
-    _widen_expand(model.graph)
-    _cast_exponents(model.graph)
+    try:
+        _drop_empty(model.graph)
+        settle_nearest(model.graph)
+        order_channels(model.graph)
+        _multiply_before_erf(model.graph)
+        _widen_expand(model.graph)
+        _cast_exponents(model.graph)
+    except ModelError:
+        let_go(model)
+        raise
     return model, tuple(dict.fromkeys(notes))
 
 
@@ -102,6 +106,7 @@ def _bounded(model: ir.Model, notes: list[str]) -> ir.Model:
             raise ModelError(f"{reason}; export the model without it") from None
         notes.append(reason)
         return model
+    let_go(model)
     return copy
 
 
@@ -127,7 +132,15 @@ def _attempt(
     except Exception as error:
         notes.append(f"{what} by onnxscript failed, went on without: {one_line(error)}")
         return model
+    let_go(model)
     return copy
+
+
+def let_go(model: ir.Model) -> None:
+    """Takes a graph's weights from it that is no longer needed: rewriting rules keep the last one
+    they changed, for good."""
+    for value in model.graph.initializers.values():
+        value.const_value = None
 
 
 @contextmanager

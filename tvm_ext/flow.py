@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -28,13 +27,13 @@ from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import first_line, shield
 from tvm_ext.source import (
+    Beginnings,
     Shapes,
     left_open,
     open_extents,
     read_open,
     read_source,
     says_more,
-    tables,
 )
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
@@ -137,7 +136,7 @@ def lower(
                     run,
                     hardware,
                     decisions.append,
-                    partial(tables, model),
+                    Beginnings(model, shapes, opened),
                     precision,
                 )
                 if mod is not None:

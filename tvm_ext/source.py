@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -35,6 +37,8 @@ from tvm_ext.tvm_api import (
 
 SMALL = 5
 """What no length that a model cuts to is larger than."""
+LONG = 4096
+"""What constants are known for that are worked out from positions."""
 GROWN_BYTES = 1 << 29
 """What constants may take that follow an open extent: for 982 images Swin's masks take 3 GB."""
 Shapes = Mapping[str, Sequence[int | str]]
@@ -185,6 +189,29 @@ def tables(model: Any) -> Iterator[np.ndarray]:
     from tvm_ext.frontend.weights import arrays
 
     yield from arrays(load_onnx(model))
+
+
+class Beginnings:
+    """Makes arrays of which constants may be the beginning, that grow with what is left open: the
+    weights of a model, and what a longer one is worked out to have, cosines of positions say."""
+
+    def __init__(self, model: Any, shapes: Shapes | None, opened: Sequence[str]) -> None:
+        self._model, self._shapes, self._opened = model, shapes, opened
+
+    def __call__(self) -> Iterator[np.ndarray]:
+        yield from tables(self._model)
+        yield from self._longer
+
+    @cached_property
+    def _longer(self) -> list[np.ndarray]:
+        """Constants that follow an extent, of models with many for it and one for all others."""
+        found: list[np.ndarray] = []
+        for name in self._opened:
+            with suppress(ModelError):  # of what has no more
+                extents = dict.fromkeys(self._opened, 1) | {name: LONG}
+                mod = read_source(self._model, self._shapes, extents).mod
+                found += [array for array in tables(mod) if LONG in array.shape]
+        return found
 
 
 def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:

@@ -55,7 +55,7 @@ def test_every_choice_of_numbers_is_read() -> None:
     shapes = {"x": ("n", "m", 64)}
     assert open_extents(model, shapes) == ("n", "m")
     sources = next(read_open(model, shapes, ("n", "m")))
-    assert list(sources) == list(product(SEVERAL[0], EXTENTS[0]))
+    assert list(sources) == list(product(SEVERAL[0][1], SEVERAL[0][0]))
     assert [source.inputs[0].shape for source in sources.values()] == [
         (*point, 64) for point in sources
     ]

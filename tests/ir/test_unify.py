@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,7 @@ def test_nor_are_they_where_something_is_divided(extents: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 32, 48, 64])
-@pytest.mark.parametrize("extents", [*CHOICES, *SEVERAL])
+@pytest.mark.parametrize("extents", [*CHOICES, *chain(*SEVERAL)])
 def test_what_is_rounded_up_is_no_affine_function(extents: tuple[int, int], size: int) -> None:
     whole = [-(-extent // size) * size for extent in extents]
     apart = extents[1] - extents[0]
@@ -198,7 +198,7 @@ def test_what_only_one_of_both_decides() -> None:
     """A module that is another one for few texts is one along the other extent alone."""
 
     def build(builder: Any, x: Any) -> Any:
-        few = int(x.ty.shape[0]) == SEVERAL[0][0]
+        few = int(x.ty.shape[0]) == SEVERAL[0][1][0]
         return relax.op.nn.relu(x) if few else relax.op.tanh(x)
 
     assert texts(build) is None

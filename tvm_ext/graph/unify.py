@@ -48,9 +48,10 @@ EXTENTS = ((461, 982), (307, 458), (31, 74))
 near that models are made of, so that what is a multiple of them or nearly one is so because of the
 extent, or by rare chance. What lies between them is a prime, so that what is rounded up to whole
 vectors, or blocks of them, is no linear function of both."""
-SEVERAL = ((31, 74), (47, 106))
-"""Likewise for extents beside one."""
-MOST = len(SEVERAL) + 1
+SEVERAL = (((307, 458), (31, 74), (41, 94)), ((31, 74), (47, 106), (41, 94)))
+"""Likewise of several extents, for one that may be a length and for those beside it: masks of as
+many texts of as many words as there are have to be made."""
+MOST = len(SEVERAL[0])
 """Extents that may be unknown at once: each doubles the modules that are made."""
 UNLIKE = 139
 """What other extents are where kernels are compared: nothing that anything else is."""
@@ -58,12 +59,14 @@ TIR_CALL = "relax.call_tir"
 
 
 def pairs_for(count: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Pairs for so many extents, to be tried in turn. Of several, one is taken for a length that
-    may be of many or of a few hundred, the last one first; all at once would be too much."""
-    beside = SEVERAL[: count - 1]
-    for place in reversed(range(count)):
-        for pair in EXTENTS[: -1 if beside else None]:
-            yield (*beside[:place], pair, *beside[place:])
+    """Pairs for so many extents, to be tried in turn. Of several each may be the length, the last
+    one first."""
+    if count == 1:
+        yield from ((pair,) for pair in EXTENTS)
+        return
+    for length, *others in SEVERAL:
+        for place in reversed(range(count)):
+            yield (*others[:place], length, *others[place : count - 1])
 
 
 def unify_all(

@@ -218,19 +218,21 @@ class Repeated(Form):
     def of(cls, pair: Pair, shape: tuple[int | Length, ...], axis: int) -> Repeated | None:
         """None of constants that are not so, or differ by more."""
         one, other = (np.moveaxis(array, axis, 0) for array in pair)
-        middle = one[len(one) // 2]
-        unlike = np.flatnonzero([not np.array_equal(row, middle) for row in one])
-        first = int(max(unlike[unlike < len(one) // 2], default=-1)) + 1
-        last = len(one) - int(min(unlike[unlike > len(one) // 2], default=len(one)))
+        same_end = _leading(one[::-1], other[::-1][: len(one)])
+        first = len(one) - same_end
+        repeated = other[first]
+        more = len(other) - len(one)
+        if (
+            first > _leading(one, other[: len(one)])
+            or _leading(other[first:], repeated[None]) < more
+        ):
+            return None
+        first -= _leading(one[:first][::-1], repeated[None])
+        last = same_end - _leading(one[len(one) - same_end :], repeated[None])
         length = shape[axis]
         if not isinstance(length, Length) or (last and length.at(1) < first + last):
             return None
-        between = np.broadcast_to(middle, (len(other) - first - last, *middle.shape))
-        if not np.array_equal(
-            other, np.concatenate([one[:first], between, one[len(one) - last :]])
-        ):
-            return None
-        values = np.concatenate([one[:first], middle[None], one[len(one) - last :]])
+        values = np.concatenate([one[:first], repeated[None], one[len(one) - last :]])
         return cls(shape, np.moveaxis(values, 0, axis), axis, first, last)
 
 
@@ -365,6 +367,12 @@ def form_of(pair: Pair, extents: Sequence[int], tables: Tables = tuple) -> Form 
         or Repeated.of(pair, shape, axis)
         or Beginning.of(pair, shape, axis, tables)
     )
+
+
+def _leading(rows: np.ndarray, others: np.ndarray) -> int:
+    """How many of the first rows equal others at their place, or the only one of the others."""
+    same = (rows == others).all(tuple(range(1, rows.ndim)))
+    return len(same) if same.all() else int(same.argmin())
 
 
 def _are_whole(pair: Pair) -> bool:

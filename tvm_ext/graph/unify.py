@@ -326,27 +326,39 @@ def _program(
     if not grown:
         return (pair[0], None) if structural_equal(*pair) else None
     size = gcd(*(length.step for length in grown))
-    steps = (length for length in grown if length.step == size)
-    own = min(steps, key=lambda length: abs(length.offset), default=Length(size, 0))
+    steps = [length for length in grown if length.step == size]
+    shown = _lengths(_extents, pair, extents) or set()
+    told = [length for length in steps if length in shown]  # its tensors may tell what it is
+    own = min(told or steps, key=lambda length: abs(length.offset), default=Length(size, 0))
     symbol = tirx.Var(name, "int64")
     points = [own.at(extent) for extent in extents]
     made = generalised(pair, [[point] for point in points], [symbol])
     if made is None:
         return None
-    told = _tells(made, symbol)
-    if not told and operands is None:
+    is_told = _tells(made, symbol)
+    if not is_told and operands is None:
         return None
-    if not told:
+    if not is_told:
         params = [*made.params[:operands], symbol, *made.params[operands:]]
         made = PrimFunc(params, made.body, attrs=made.attrs)
     if shares:
-        return (made, None if told else own) if are_alike(*pair) else None
+        return (made, None if is_told else own) if are_alike(*pair) else None
     for func, point in zip(pair, points, strict=True):
         others = dict.fromkeys(symbols(func), UNLIKE)
         again = instance(made, dict.fromkeys(symbols(made), UNLIKE) | {symbol: point})
         if again is None or not structural_equal(again, instance(func, others) if others else func):
             return None
-    return made, None if told else own
+    return made, None if is_told else own
+
+
+def _extents(func: PrimFunc) -> list[int]:
+    """The known extents of a function's tensors."""
+    return [
+        int(extent)
+        for param in tensors(func)
+        for extent in param.shape
+        if isinstance(extent, tirx.IntImm)
+    ]
 
 
 def _tells(func: PrimFunc, symbol: Any) -> bool:

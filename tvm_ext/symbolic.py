@@ -15,7 +15,7 @@ from tvm_ext.planner import Option, Planned, Task, make_task, plan_task
 from tvm_ext.records import Database
 from tvm_ext.shield import shield
 from tvm_ext.symbolic_attention import plan_attention, typical
-from tvm_ext.tir.slices import with_slices
+from tvm_ext.tir.slices import of_rows, with_slices
 from tvm_ext.tir.symbolic import (
     Cut,
     Sized,
@@ -25,6 +25,7 @@ from tvm_ext.tir.symbolic import (
     symbols,
     tile_of,
 )
+from tvm_ext.tir.write_open import write_open
 from tvm_ext.tvm_api import PrimFunc, written_cycles
 
 GROWTH = 4
@@ -54,7 +55,7 @@ def plan(
     tiles = _tiles(func, hardware)
     if not tiles:
         reason = "extents: not known, and what has one place depends on others or on the place"
-        return Planned(task, with_slices(func, task.slices), Option("none", None), [], [reason])
+        return _as_it_is(task, hardware, [reason])
     planned = tiles
     if database is not None or alone:
         planned = {
@@ -66,6 +67,17 @@ def plan(
     chosen = planned[1].option  # what is reported is of one slice
     whole = in_tiles(func, kernels, task.slices)
     return Planned(task, whole, chosen, [Option("none", None)], reasons)
+
+
+def _as_it_is(task: Task, hardware: HardwareModel, reasons: list[str]) -> Planned:
+    """A function without tiles: its loops on all cores where that is legal."""
+    with shield("loose plan", reasons):
+        func = write_open(task.func, hardware.cores)
+        if func is not None:
+            rest = [Option("none", None)]
+            return Planned(task, of_rows(func, task.slices), Option("loose", None), rest, reasons)
+    func = with_slices(task.original, task.slices)
+    return Planned(task, func, Option("none", None), [], reasons)
 
 
 def _kernels(
@@ -86,7 +98,15 @@ def _kernels(
             many, few = varying
             fewest = max(1, min(ceil(each_us[0] / many.slice_us), sizes[0]))
             many = many._replace(least=max(many.least, GROWTH))
-            return [Sized(sizes[0], fewest, planned[sizes[0]].func), many, few]
+            some = [Sized(GROWTH, GROWTH, planned[GROWTH].func)] if many.least > GROWTH else []
+            one = Sized(1, 1, planned[1].func)
+            return [
+                Sized(sizes[0], fewest, planned[sizes[0]].func),
+                many,
+                *some,
+                few._replace(least=2),
+                one,
+            ]
     least = _least(sizes, each_us)
     return [
         Sized(size, fewest, each.func)

@@ -142,10 +142,10 @@ def instances(task: Task) -> Iterator[tuple[dict[Any, int], PrimFunc]]:
     for extent in CHECKED:
         sizes = dict.fromkeys(outer, min(extent, OUTER)) | {last: extent}
         func = instance(task.original, sizes)
-        if func and any(int(e) < 1 for param in func.params for e in param.shape):
+        if any(int(e) < 1 for param in func.params for e in param.shape):
             continue  # of so few nothing is left
-        graph = read(func) if func else None
-        if func is None or (extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES)):
+        graph = read(func)
+        if extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES):
             return
         yield sizes, func
 

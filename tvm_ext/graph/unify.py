@@ -346,7 +346,7 @@ def _program(
     for func, point in zip(pair, points, strict=True):
         others = dict.fromkeys(symbols(func), UNLIKE)
         again = instance(made, dict.fromkeys(symbols(made), UNLIKE) | {symbol: point})
-        if again is None or not structural_equal(again, instance(func, others) if others else func):
+        if not structural_equal(again, instance(func, others)):
             return None
     return made, None if is_told else own
 

@@ -61,21 +61,13 @@ def tensors(func: PrimFunc) -> list[Any]:
     return [param for param in func.params if hasattr(param, "shape")]
 
 
-def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc | None:
-    """The function with values for all its `symbols`; its parameters are tensors only. None if some
-    symbol is neither a parameter nor the extent of a tensor."""
-    given = {var: tirx.const(size, str(var.ty.dtype)) for var, size in sizes.items()}
-    values: dict[Any, Any] = {param: given[param] for param in func.params if param in sizes}
-    told = set(values)
-    for param in tensors(func):
-        open_ = {extent for extent in param.shape if not isinstance(extent, tirx.IntImm)}
-        if open_ - told and open_ <= sizes.keys():
-            shape = [given.get(extent, extent) for extent in param.shape]
-            values[param] = tirx.decl_buffer(
-                shape, param.dtype, param.name, data_alignment=param.data_alignment
-            )
-            told |= open_
-    return func.specialize(values) if told == sizes.keys() else None
+def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc:
+    """The function with values for all its `symbols`; its parameters are tensors only."""
+    missing = [var for var in sizes if var not in func.params]
+    told = PrimFunc([*func.params, *missing], func.body, attrs=func.attrs)
+    return told.specialize(
+        {var: tirx.const(size, str(var.ty.dtype)) for var, size in sizes.items()}
+    )
 
 
 def typical(func: PrimFunc, slices: int = TYPICAL) -> PrimFunc:
@@ -85,7 +77,7 @@ def typical(func: PrimFunc, slices: int = TYPICAL) -> PrimFunc:
     if not found:
         return func
     sizes = dict.fromkeys(found[:-1], 1) | {found[-1]: slices}
-    return instance(func, sizes) or func
+    return instance(func, sizes)
 
 
 @dataclass(frozen=True)
@@ -112,9 +104,7 @@ def tile_of(func: PrimFunc, found: Sequence[Cut], slices: int) -> PrimFunc:
     """The function of static shapes for so many slices along the last of its cuts, and one along
     the others."""
     one = dict.fromkeys((symbol for cut in found for symbol in cut.symbols), 1)
-    tile = instance(func, one | found[-1].sizes(slices))
-    assert tile is not None  # what has cuts has instances
-    return tile
+    return instance(func, one | found[-1].sizes(slices))
 
 
 @lru_cache(maxsize=256)
@@ -132,7 +122,7 @@ def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
         each.append(Cut((symbol,), dims))
         sizes = dict.fromkeys(found, 2)
         two, three = instance(func, sizes), instance(func, sizes | {symbol: 3})
-        if two is None or three is None or not _are_alike(two, three):
+        if not _are_alike(two, three):
             return None
         graphs = read(two), read(three)
         if graphs[0] is None or graphs[1] is None or not is_independent(graphs[0], graphs[1]):

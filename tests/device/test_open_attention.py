@@ -43,17 +43,18 @@ def static(
     groups: int,
     guarded: bool,
     heads_first: tuple[bool, ...],
+    batch: int = 1,
 ) -> PrimFunc:
     """As a graph pass makes it, with numbers for the lengths."""
     operands = []
-    for shape, first in zip(shapes(queries, keys, groups), heads_first, strict=True):
+    for shape, first in zip(shapes(queries, keys, groups, batch), heads_first, strict=True):
         lies = (shape[0], shape[2], shape[1], shape[3]) if first else shape
         extents = tuple(tirx.const(e, "int64") for e in lies)
         operands.append(te.placeholder(extents, "float32", "qkv"[len(operands)]))
     q, k, v = by_positions(operands, heads_first)
     m = None
     if bias:
-        shape = bias_shape(queries, keys, bias)
+        shape = bias_shape(queries, keys, bias, batch)
         m = te.placeholder(tuple(tirx.const(e, "int64") for e in shape), "float32", "m")
     y = attention(q, k, v, m, DEPTH**-0.5, guarded, queries)
     tensors = [*operands, *([] if m is None else [m]), y]
@@ -62,15 +63,16 @@ def static(
     return func.with_attr(OPEN, attribute)
 
 
-def shapes(queries: int, keys: int, groups: int) -> tuple[tuple[int, ...], ...]:
-    return (1, queries, HEADS, DEPTH), (1, keys, groups, DEPTH), (1, keys, groups, WIDTH)
+def shapes(queries: int, keys: int, groups: int, batch: int = 1) -> tuple[tuple[int, ...], ...]:
+    q, k, v = (queries, HEADS, DEPTH), (keys, groups, DEPTH), (keys, groups, WIDTH)
+    return (batch, *q), (batch, *k), (batch, *v)
 
 
-def bias_shape(queries: int, keys: int, bias: str) -> tuple[int, ...]:
+def bias_shape(queries: int, keys: int, bias: str, batch: int = 1) -> tuple[int, ...]:
     """Keys before queries; rows to spare where there is a column for each query."""
     heads, columns = BIASES[bias]
     spare = SPARE_ROWS if columns else 0
-    return (1, HEADS if heads else 1, keys + spare, queries if columns else 1)
+    return (batch, HEADS if heads else 1, keys + spare, queries if columns else 1)
 
 
 def open_func(
@@ -80,7 +82,7 @@ def open_func(
     guarded: bool = False,
     heads_first: tuple[bool, ...] = (False, False, False),
 ) -> PrimFunc:
-    """`which` of the lengths is open: q, k, both, or one for both."""
+    """`which` of the lengths is open: q, k, both, or one for both, or this and the batch."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     if which == "same":
         points, symbols = [(31,), (53,)], [n]
@@ -88,10 +90,17 @@ def open_func(
     elif which == "qk":
         points = lengths = [(31, 29), (53, 29), (31, 67)]
         symbols = [n, m]
+    elif which == "batch":
+        points = [(31, 2), (53, 2), (31, 3)]
+        symbols, lengths = [n, m], [(31, 31), (53, 53), (31, 31)]
     else:
         points, symbols = [(31,), (53,)], [n]
         lengths = [(31, 17), (53, 17)] if which == "q" else [(5, 31), (5, 53)]
-    made = [static(*each, bias, groups, guarded, heads_first) for each in lengths]
+    batches = [point[1] if which == "batch" else 1 for point in points]
+    made = [
+        static(*each, bias, groups, guarded, heads_first, batch)
+        for each, batch in zip(lengths, batches, strict=True)
+    ]
     func = generalised(made, points, symbols)
     assert func is not None
     return func
@@ -102,14 +111,15 @@ def built(func: PrimFunc) -> Any:
     return tvm.compile(kernel, Target(HOST.target), tir_pipeline="tvm_ext")
 
 
-def arrays(queries: int, keys: int, bias: str, groups: int) -> list[np.ndarray]:
+def arrays(queries: int, keys: int, bias: str, groups: int, batch: int = 1) -> list[np.ndarray]:
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (
-        rng.standard_normal(shape).astype("float32") for shape in shapes(queries, keys, groups)
+        rng.standard_normal(shape).astype("float32")
+        for shape in shapes(queries, keys, groups, batch)
     )
     if not bias:
         return [q, k, v]
-    m = rng.standard_normal(bias_shape(queries, keys, bias)).astype("float32")
+    m = rng.standard_normal(bias_shape(queries, keys, bias, batch)).astype("float32")
     return [q, k, v, m]
 
 
@@ -123,7 +133,7 @@ def wanted(given: list[np.ndarray], keys: int, groups: int) -> np.ndarray:
 def run(
     kernel: Any, given: list[np.ndarray], heads_first: tuple[bool, ...] = (False, False, False)
 ) -> np.ndarray:
-    out = tvm.runtime.tensor(np.full((1, given[0].shape[1], HEADS, WIDTH), np.nan, "float32"))
+    out = tvm.runtime.tensor(np.full((*given[0].shape[:2], HEADS, WIDTH), np.nan, "float32"))
     lie = [
         np.ascontiguousarray(one.swapaxes(1, 2)) if first else one
         for one, first in zip(given, (*heads_first, False), strict=False)
@@ -160,6 +170,20 @@ def test_biases(which: str, bias: str) -> None:
     planned = plan(make_task(open_func(which, bias), "attention"), HOST)
     assert planned.option.source == "picker", planned.reasons
     check_lengths(built(planned.func), which, bias)
+
+
+@pytest.mark.parametrize("bias", ["", *BIASES])
+def test_any_number_of_texts_of_any_length(bias: str) -> None:
+    task = make_task(open_func("batch", bias), "attention")
+    planned = plan(task, HOST)
+    assert planned.option.source == "picker", planned.reasons
+    kernel = built(planned.func)
+    assert not check(planned, kernel["main"])
+    for batch, length in product((1, 2, 5), LENGTHS[1::2]):
+        given = arrays(length, length, bias, HEADS, batch)
+        y = wanted(given, length, HEADS)
+        error = np.abs(run(kernel, given) - y).max() / np.abs(y).max()
+        assert error < BOUND, (batch, length, error)
 
 
 def test_heads_that_share_keys() -> None:

@@ -60,6 +60,11 @@ FORMS: dict[str, tuple[type, Make]] = {
         Diagonals,
         lambda n: np.arange(n + 3) - np.arange(n)[:, None] <= 3,
     ),
+    "a mask of many words after others": (
+        Repeated,
+        lambda n: np.arange(n + 600) <= n + np.arange(600)[:, None],
+    ),
+    "after the first few": (Repeated, lambda n: np.arange(n + 700) < 690),
     "repeated truths": (Repeated, lambda n: np.ones((1, n, 1), bool)),
     "positions": (Beginning, lambda n: TABLE[None, :n]),
     "positions of columns": (Beginning, lambda n: TABLE[:n, 1][None, :, None]),

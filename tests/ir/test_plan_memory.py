@@ -143,7 +143,9 @@ def test_bytes_for_one_of_each() -> None:
     assert of(n, 5) == of(5, n) == 20
     assert of(n * 6, m, 5) == 120
     assert of(n, m, n) == 0, "twice as much of one is four times as much"
-    assert of(n + 1, 5) == of(n * m, 5) == 0
+    assert of(n * m, 5) == of(n, m * 5) == 20
+    assert of(n * m, m) == 0, "as much again"
+    assert of(n + 1, 5) == 0
 
 
 def test_a_function_with_a_branch_is_left_alone() -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_ext.graph.share import Share
-from tvm_ext.tvm_api import GenericConst, IRModule, constant, constant_array, relax, structural_walk
+from tvm_ext.graph.share import Known, Share, with_shared
+from tvm_ext.tvm_api import (
+    GenericConst,
+    IRModule,
+    constant,
+    constant_array,
+    in_map_order,
+    relax,
+    structural_walk,
+)
 
 
 def module(*weights: np.ndarray) -> IRModule:
@@ -51,3 +59,12 @@ def test_equal_constants_become_one(weights: list[np.ndarray], count: int) -> No
     before = module(*weights)
     assert distinct(before) == len(weights)
     assert distinct(Share()(before)) == count
+
+
+def test_constants_of_several_modules() -> None:
+    """The weights of a model that is read once more."""
+    known: Known = {}
+    modules = [with_shared(module(A.copy(), A.T.copy()), known) for _ in range(2)]
+    one, other = (in_map_order(mod["main"], GenericConst) for mod in modules)
+    assert len(one) == len(other) == 2
+    assert all(a.value.same_as(b.value) for a, b in zip(one, other, strict=True))

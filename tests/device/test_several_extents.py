@@ -1,0 +1,183 @@
+"""Models of which several extents are open at once: texts and words, words kept and new ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from attention_nodes import attended, heads_of, projections, weights
+from onnx import TensorProto, helper
+from onnx_models import make_model, value
+
+import tvm_ext
+from tvm_ext.check import check_model
+from tvm_ext.errors import InputError
+from tvm_ext.runtime.executor import Compiled
+from tvm_ext.tvm_api import relax, tirx
+
+rng = np.random.default_rng(0)
+TEXTS = {"texts": ("texts",), "words": ("words",)}
+
+
+@cache
+def text_model() -> onnx.ModelProto:
+    """Two heads of eight that look back over words of which some are hidden: exporters write the
+    mask for every text, and take places from the shape."""
+    nodes = [
+        helper.make_node("Shape", ["ids"], ["shape"]),
+        helper.make_node("Gather", ["shape", "first"], ["n"]),
+        helper.make_node("Range", ["none", "n", "step"], ["places"]),
+        helper.make_node("Expand", ["places", "shape"], ["all_places"]),
+        helper.make_node("Gather", ["words", "ids"], ["taken"]),
+        helper.make_node("Gather", ["table", "all_places"], ["positions"]),
+        helper.make_node("Add", ["taken", "positions"], ["x"]),
+        *heads_of("qv"),
+        helper.make_node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        helper.make_node("Unsqueeze", ["places", "one"], ["column"]),
+        helper.make_node("LessOrEqual", ["places", "column"], ["before"]),
+        helper.make_node("Cast", ["mask"], ["shown"], to=TensorProto.BOOL),
+        helper.make_node("Unsqueeze", ["shown", "inner"], ["shown_keys"]),
+        helper.make_node("And", ["before", "shown_keys"], ["seen"]),
+        helper.make_node("Where", ["seen", "zero", "hidden"], ["bias"]),
+        helper.make_node("Add", ["scores", "bias"], ["masked"]),
+        *attended(),
+    ]
+    constants: dict[str, np.ndarray] = projections()
+    constants |= {"heads": np.array([0, -1, 2, 8]), "flat": np.array([0, -1, 16])}
+    constants |= {"words": weights(50, 16), "table": weights(600, 16), "first": np.array(1)}
+    constants |= {"none": np.array(0), "step": np.array(1), "one": np.array([1])}
+    constants |= {"inner": np.array([1, 2]), "zero": np.float32(0), "hidden": np.float32(-1e9)}
+    inputs = [value(name, "texts", "words", dtype=TensorProto.INT64) for name in ("ids", "mask")]
+    return make_model(nodes, inputs, ["y"], constants)
+
+
+@cache
+def texts() -> Compiled:
+    return tvm_ext.compile(text_model(), shapes=TEXTS)
+
+
+def given(count: int, words: int) -> dict[str, np.ndarray]:
+    mask = np.ones((count, words), np.int64)
+    mask[count // 2, 1 + words // 2 :] = 0
+    return {"ids": rng.integers(0, 50, (count, words)), "mask": mask}
+
+
+def test_any_number_of_texts_of_any_length() -> None:
+    anywhere = texts()
+    assert [info.shape for info in anywhere.inputs] == [("texts", "words")] * 2
+    assert anywhere.outputs[0].shape == ("texts", "words", 16)
+    sources = {group.kind: group.source for group in anywhere.manifest.groups}
+    assert sources["attention"] == "picker"
+    assert "none" not in sources.values(), sources
+    for count, words in product((1, 2, 7), (1, 2, 15, 33, 130)):
+        inputs = given(count, words)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        wanted = tvm_ext.compile(text_model(), shapes=shapes, verify=False)(inputs)
+        np.testing.assert_allclose(anywhere(inputs)[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_its_memory_takes_turns_and_fits_the_largest() -> None:
+    """Small runs between large ones find nothing of them."""
+    anywhere = texts()
+    inputs = [given(count, words) for count, words in ((7, 130), (1, 3), (3, 64), (1, 3))]
+    before = [anywhere(each)[0] for each in inputs]
+    for each, result in zip(reversed(inputs), reversed(before), strict=True):
+        np.testing.assert_array_equal(anywhere(each)[0], result)
+
+
+def test_what_is_given_is_checked_by_name() -> None:
+    inputs = given(3, 5)
+    with pytest.raises(InputError, match="input 'mask': words is 4, but 5 in input 'ids'"):
+        texts()(inputs | {"mask": inputs["mask"][:, :4]})
+    with pytest.raises(InputError, match="words: the model has values for 600 at most"):
+        texts()(given(1, 601))
+
+
+def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    found = check_model(texts(), text_model(), whole=True)
+    assert found is not None
+    saved = texts().save(tmp_path / "texts.so")
+    again = tvm_ext.load(saved)
+    inputs = given(2, 9)
+    np.testing.assert_array_equal(again(inputs)[0], texts()(inputs)[0])
+    assert again.profile(runs=1).latency_us > 0
+
+
+def step_model() -> onnx.ModelProto:
+    """New words that look back at those kept and, in turn, at each other."""
+    nodes = [
+        *heads_of("qkv"),
+        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
+        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
+        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        helper.make_node("Shape", ["mask"], ["all"], start=1),
+        helper.make_node("Shape", ["keys"], ["kept"], start=2, end=3),
+        helper.make_node("Squeeze", ["all", "none"], ["last"]),
+        helper.make_node("Squeeze", ["kept", "none"], ["begin"]),
+        helper.make_node("Range", ["zero", "last", "step"], ["key_places"]),
+        helper.make_node("Range", ["begin", "last", "step"], ["query_places"]),
+        helper.make_node("Unsqueeze", ["query_places", "one"], ["column"]),
+        helper.make_node("LessOrEqual", ["key_places", "column"], ["before"]),
+        helper.make_node("Where", ["before", "shown", "hidden"], ["causal"]),
+        helper.make_node("Add", ["scores", "causal"], ["later"]),
+        helper.make_node("Unsqueeze", ["mask", "axes"], ["bias"]),
+        helper.make_node("Add", ["later", "bias"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "new_values"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["back", "flat"], ["y"]),
+    ]
+    constants: dict[str, np.ndarray] = projections()
+    constants |= {"heads": np.array([0, -1, 2, 8]), "flat": np.array([0, -1, 16])}
+    constants |= {"axes": np.array([1, 2]), "none": np.array([0]), "zero": np.array(0)}
+    constants |= {"step": np.array(1), "one": np.array([1])}
+    constants |= {"hidden": np.float32(-1e9), "shown": np.float32(0)}
+    kept = [value(name, "texts", 2, "past", 8) for name in ("keys", "values")]
+    inputs = [value("x", "texts", "new", 16), *kept, value("mask", "texts", "past + new")]
+    return make_model(nodes, inputs, ["y", "new_keys", "new_values"], constants)
+
+
+def test_new_words_behind_others() -> None:
+    model = step_model()
+    shapes: Any = {name: (name,) for name in ("texts", "new", "past")}
+    anywhere = tvm_ext.compile(model, shapes=shapes)
+    assert anywhere.inputs[3].shape == ("texts", "new+past")
+    assert anywhere.outputs[1].shape == ("texts", 2, "new+past", 8)
+    for count, past, new in ((1, 1, 1), (1, 40, 1), (3, 5, 2), (2, 16, 17), (4, 130, 1)):
+        inputs = {
+            "x": rng.standard_normal((count, new, 16)).astype(np.float32),
+            "keys": rng.standard_normal((count, 2, past, 8)).astype(np.float32),
+            "values": rng.standard_normal((count, 2, past, 8)).astype(np.float32),
+            "mask": np.where(rng.random((count, past + new)) < 0.3, -1e9, 0).astype(np.float32),
+        }
+        inputs["mask"][:, 0] = 0
+        fixed = {name: array.shape for name, array in inputs.items()}
+        wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
+        for result, expected in zip(anywhere(inputs), wanted, strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="past is 129, but 130 in input 'keys'"):
+        anywhere(inputs | {"mask": inputs["mask"][:, 1:]})
+
+
+def test_a_relax_module_of_two() -> None:
+    n, m = (tirx.Var(name, "int64") for name in "nm")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, m, 24), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            summed = builder.emit(relax.op.sum(relax.op.exp(x), [1], keepdims=True))
+            result = builder.emit_output(relax.op.divide(x, summed))
+        builder.emit_func_output(result)
+    anywhere = tvm_ext.compile(builder.finalize())
+    assert anywhere.inputs[0].shape == ("n", "m", 24)
+    for shape in product((1, 3, 31), (1, 2, 65)):
+        array = rng.standard_normal((*shape, 24)).astype(np.float32)
+        wanted = array / np.exp(array).sum(1, keepdims=True)
+        np.testing.assert_allclose(anywhere(array)[0], wanted, rtol=1e-5, atol=1e-6)

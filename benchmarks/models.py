@@ -3,6 +3,7 @@
     python benchmarks/models.py --out bench_models                     # all of them
     python benchmarks/models.py --out bench_models resnet18 --dynamic  # resnet18_dynamic.onnx
     python benchmarks/models.py --out bench_models bert_base_128 --dynamic length
+    python benchmarks/models.py --out bench_models bert_base_128 --dynamic both
     python benchmarks/models.py --out bench_models --missing           # those not there yet
 
 Each model is checked with ONNX Runtime: outputs finite, of a sane scale, and driven by the input.
@@ -92,8 +93,12 @@ class UNet(nn.Module):
         return {"logits": self.head(x)}
 
 
-DYNAMIC = {"batch": 0, "length": 1}
-"""Axes that may be symbolic."""
+DYNAMIC = {
+    "batch": {0: "batch"},
+    "length": {1: "length"},
+    "both": {0: "batch", 1: "length"},
+}
+"""Axes that may be symbolic, and their names."""
 IMAGE: dict[str, tuple[int, ...]] = {"pixel_values": (3, 224, 224)}
 NETWORKS = {
     "mobilenet_v2": Network(
@@ -186,17 +191,18 @@ class _Positional(nn.Module):
 
 def export(name: str, *, dynamic: str, seed: int) -> onnx.ModelProto:
     """One of NETWORKS as ONNX: of batch 1 and the length it is known by, but for what is `dynamic`,
-    the axis of inputs of that name in `DYNAMIC`."""
+    the axes of inputs in `DYNAMIC`."""
     network = NETWORKS[name]
     model = network.build().eval()
     initialise(model, seed)
     # torch.export would take an example of 1 for a constant
-    batch = 2 if dynamic == "batch" else 1
+    batch = 2 if dynamic in ("batch", "both") else 1
     examples = tuple(
         torch.ones(batch, *shape, dtype=torch.float32 if network.inputs is IMAGE else torch.int64)
         for shape in network.inputs.values()
     )
-    axes = tuple({DYNAMIC[dynamic]: torch.export.Dim(dynamic)} for _ in examples if dynamic)
+    named = {axis: torch.export.Dim(name) for axis, name in DYNAMIC.get(dynamic, {}).items()}
+    axes = tuple(named for _ in examples)
     return exported(
         lambda: _Positional(model, network),
         examples,
@@ -273,13 +279,13 @@ def main() -> int:
         const="batch",
         default="",
         choices=list(DYNAMIC),
-        help="symbolic batch, or length of texts; not for light_*",
+        help="symbolic batch, or length of texts, or both; not for light_*",
     )
     parser.add_argument("--missing", action="store_true", help="leave files that exist alone")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     texts = [name for name, network in NETWORKS.items() if network.inputs is not IMAGE]
-    known = {"": known, "batch": list(NETWORKS), "length": texts}[args.dynamic]
+    known = {"": known, "batch": list(NETWORKS)}.get(args.dynamic, texts)
     names = args.names or known
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no model to export named {', '.join(unknown)}; see --help")
@@ -289,7 +295,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    suffix = {"": "", "batch": "_dynamic", "length": "_length"}[args.dynamic]
+    suffix = {"": "", "batch": "_dynamic"}.get(args.dynamic, f"_{args.dynamic}")
     files = {name: args.out / f"{name}{suffix}.onnx" for name in names}
     if args.missing:
         files = {name: path for name, path in files.items() if not path.exists()}

@@ -4,6 +4,8 @@
     python benchmarks/open_extents.py bench_models/*_dynamic.onnx
     python benchmarks/models.py --out bench_models --dynamic length
     python benchmarks/open_extents.py bench_models/*_length.onnx --extents 5 16 37 64 128 300
+    python benchmarks/models.py --out bench_models --dynamic both
+    python benchmarks/open_extents.py bench_models/*_both.onnx --extents 1x16 4x37 8x64
 
 All run in this process, in turn, with a pause before each in which the threads of others come to
 rest; medians, and the medians of the ratios of neighbouring runs.
@@ -30,22 +32,22 @@ from tvm_ext.runtime.profile import random_inputs
 
 PAUSE_S, WAKING = 0.2, 3
 Run = Callable[[], Any]
+Extents = Sequence[int]
+"""Of what is symbolic, in the order of the inputs."""
 
 
-def open_shapes(model: onnx.ModelProto, extent: int | str) -> dict[str, tuple[int | str, ...]]:
-    """A shape for each input, with the same for what is symbolic in any."""
-    return {
-        value.name: tuple(
-            extent if dim.HasField("dim_param") else dim.dim_value
-            for dim in value.type.tensor_type.shape.dim
-        )
-        for value in runtime_inputs(model)
-    }
+def symbols(path: str) -> list[str]:
+    """What is symbolic in a model's inputs."""
+    model = onnx.load(path, load_external_data=False)
+    dims = (dim for value in runtime_inputs(model) for dim in value.type.tensor_type.shape.dim)
+    return list(dict.fromkeys(dim.dim_param for dim in dims if dim.HasField("dim_param")))
 
 
-def compiled(path: str, extent: int | str) -> tuple[Any, float]:
-    """The model for an extent, not verified, and the seconds that took."""
-    shapes = open_shapes(onnx.load(path, load_external_data=False), extent)
+def compiled(path: str, extents: Extents | None) -> tuple[Any, float]:
+    """The model for extents of what is symbolic, or with that left open, not verified, and the
+    seconds that took."""
+    names = symbols(path)
+    shapes = {name: (own,) for name, own in zip(names, extents or names, strict=True)}
     started = time.perf_counter()
     made = tvm_ext.compile(path, shapes=shapes, verify=False)
     return made, time.perf_counter() - started
@@ -68,13 +70,13 @@ def session(path: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def compare(path: str, extents: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """A row for each extent."""
-    anywhere, open_seconds = compiled(path, "n")
+def compare(path: str, choices: Sequence[Extents], rounds: int) -> list[dict[str, Any]]:
+    """A row for each choice of extents."""
+    anywhere, open_seconds = compiled(path, None)
     peer = session(path)
     rows = []
-    for extent in extents:
-        known, known_seconds = compiled(path, extent)
+    for extents in choices:
+        known, known_seconds = compiled(path, extents)
         arrays = random_inputs(known.inputs)
         named = {info.name: array for info, array in zip(known.inputs, arrays, strict=True)}
         runs: list[Run] = [
@@ -89,7 +91,7 @@ def compare(path: str, extents: Sequence[int], rounds: int) -> list[dict[str, An
         rows.append(
             {
                 "model": Path(path).stem,
-                "extent": extent,
+                "extent": "x".join(map(str, extents)),
                 "open_ms": open_ms,
                 "known_ms": known_ms,
                 "onnxruntime_ms": peer_ms,
@@ -109,16 +111,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--extents", nargs="+", type=int, default=[1, 2, 8])
+    parser.add_argument("--extents", nargs="+", default=["1", "2", "8"])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json")
     args = parser.parse_args()
+    choices = [tuple(map(int, text.split("x"))) for text in args.extents]
     found = []
     for path in args.models:
-        for row in compare(path, args.extents, args.rounds):
+        for row in compare(path, choices, args.rounds):
             found.append(row)
             print(
-                f"{row['model']:24}{row['extent']:5}  open {row['open_ms']:8.2f} ms  "
+                f"{row['model']:24}{row['extent']:>7}  open {row['open_ms']:8.2f} ms  "
                 f"known {row['known_ms']:8.2f}  onnxruntime {row['onnxruntime_ms']:8.2f}  "
                 f"known / open {row['known_over_open']:.2f}  "
                 f"onnxruntime / open {row['onnxruntime_over_open']:.2f}  "

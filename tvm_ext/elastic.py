@@ -41,13 +41,13 @@ def elastic(
     func: PrimFunc,
     found: Sequence[Cut],
     typical: int,
-    filled: int,
+    filled: tuple[int, int],
     hardware: HardwareModel,
     preferred: TilePlan | None = None,
 ) -> Varying | None:
     """A kernel of a function for any number of slices along the last of its cuts that fills a tile
-    of its plan, `filled` slices at most; None if no plan is for others than the number that it was
-    made for.
+    of its plan, so many slices at least and at most as are to be `filled`; None if no plan is for
+    others than the number that it was made for.
 
     found      its cuts
     typical    what plans are made for; of those the best is taken if half of the last tile is
@@ -61,12 +61,12 @@ def elastic(
     ranked: list[tuple[float, float, _Grown]] = []
     for candidate in pick(graphs[0], hardware, CANDIDATES):
         grown = _Grown.of(candidate.plan, growth, typical)
-        if grown is not None and grown.slices <= filled:
+        if grown is not None and filled[0] <= grown.slices <= filled[1]:
             us = candidate.estimate.latency_us
             ranked.append((us * (1 + grown.slices / 2 / typical), us, grown))
     ranked.sort(key=lambda each: each[0])
     own = preferred and _Grown.of(preferred, growth, typical)
-    if preferred and own and own.slices <= filled:
+    if preferred and own and filled[0] <= own.slices <= filled[1]:
         ranked.insert(0, (0.0, predict(graphs[0], preferred, hardware).latency_us, own))
     made = (_varying(func, found, grown, us) for _, us, grown in ranked)
     return next((one for one in made if one), None)
@@ -175,4 +175,4 @@ def _varying(
     kernel = generalised(made, counts, grown.counts(symbol)) if made else None
     if kernel is None:
         return None
-    return Varying(grown.slices, kernel, symbol, predicted_us / grown.typical)
+    return Varying(grown.slices, kernel, symbol, predicted_us / grown.typical, max(1, grown.slices))

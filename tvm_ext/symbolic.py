@@ -38,8 +38,9 @@ LARGEST = 1024
 MANY = 16
 """Slices from which on a tile is one of rows rather than of images: what is left of such takes a
 kernel for any number of them, since small tiles would read the same weights again and again."""
-FILLED = 8
-"""Rows of its register tiles at most; for fewer rows there is one by single rows."""
+WIDE, NARROW = (6, 8), (4, 5)
+"""Rows of its register tiles: wide ones take less time for many rows, narrow ones are filled by
+more numbers of few. Fewer rows still have kernels of their own."""
 
 
 def plan(
@@ -63,7 +64,7 @@ def plan(
             for size, tile in tiles.items()
         }
     reasons = [f"tile of {size}: {r}" for size, each in planned.items() for r in each.reasons]
-    kernels = _kernels(func, planned, hardware, reasons)
+    kernels = _kernels(func, planned, hardware, database, reasons)
     chosen = planned[1].option  # what is reported is of one slice
     whole = in_tiles(func, kernels, task.slices)
     return Planned(task, whole, chosen, [Option("none", None)], reasons)
@@ -81,32 +82,35 @@ def _as_it_is(task: Task, hardware: HardwareModel, reasons: list[str]) -> Planne
 
 
 def _kernels(
-    func: PrimFunc, planned: Mapping[int, Planned], hardware: HardwareModel, reasons: list[str]
+    func: PrimFunc,
+    planned: Mapping[int, Planned],
+    hardware: HardwareModel,
+    database: Database | None,
+    reasons: list[str],
 ) -> list[Sized | Varying]:
-    """Those of all tiles, largest first; or of the largest and, for what is left, by the plans of
-    the others one for any number of slices and one for few."""
+    """Those of all tiles, largest first; or of the largest and, for what is left, some for any
+    number of slices and one for each number that fills none of their tiles."""
+    found = cuts(func) or ()
     sizes, each_us = list(planned), [each.option.predicted_us for each in planned.values()]
+
+    def varying(filled: tuple[int, int]) -> Varying | None:
+        option = planned[sizes[1]].option
+        own = option.plan if option.source == "log" else None
+        with shield("kernel for any number of slices", reasons):
+            return elastic(func, found, sizes[1], filled, hardware, own)
+        return None
+
     if sizes[0] > MANY:
-        varying = []
-        for length, filled in ((sizes[1], FILLED), (GROWTH, 1)):
-            with shield("kernel for any number of slices", reasons):
-                option = planned[length].option
-                own = option.plan if option.source == "log" else None
-                if found := elastic(func, cuts(func) or (), length, filled, hardware, own):
-                    varying.append(found)
-        if len(varying) == 2:
-            many, few = varying
-            fewest = max(1, min(ceil(each_us[0] / many.slice_us), sizes[0]))
-            many = many._replace(least=max(many.least, GROWTH))
-            some = [Sized(GROWTH, GROWTH, planned[GROWTH].func)] if many.least > GROWTH else []
-            one = Sized(1, 1, planned[1].func)
-            return [
-                Sized(sizes[0], fewest, planned[sizes[0]].func),
-                many,
-                *some,
-                few._replace(least=2),
-                one,
-            ]
+        wide, narrow = map(varying, (WIDE, NARROW))
+        if narrow:
+            many = [wide._replace(beside=narrow), narrow] if wide else [narrow]
+            fewest = max(1, min(ceil(each_us[0] / many[0].slice_us), sizes[0]))
+            few = (
+                (size, planned.get(size) or plan_task(_tile(func, found, size), hardware, database))
+                for size in range(narrow.least - 1, 0, -1)
+            )
+            largest = Sized(sizes[0], fewest, planned[sizes[0]].func)
+            return [largest, *many, *(Sized(size, size, each.func) for size, each in few)]
     least = _least(sizes, each_us)
     return [
         Sized(size, fewest, each.func)
@@ -141,7 +145,7 @@ def _tiles(func: PrimFunc, hardware: HardwareModel, name: str = "tile") -> dict[
     return dict(sorted(tiles.items(), reverse=True))
 
 
-def _tile(func: PrimFunc, found: tuple[Cut, ...], size: int, name: str) -> Task:
+def _tile(func: PrimFunc, found: tuple[Cut, ...], size: int, name: str = "tile") -> Task:
     """What a tile of so many slices computes."""
     return make_task(tile_of(func, found, size), name)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tvm_ext.elastic import _graph, _Grown, _growth, elastic
 from tvm_ext.planner import make_task
-from tvm_ext.symbolic import FILLED, _kernels, _tiles
+from tvm_ext.symbolic import NARROW, WIDE, _kernels, _tiles
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import LevelTile, Tile, TilePlan
 from tvm_ext.tir.symbolic import Sized, Varying, cuts
@@ -87,21 +87,23 @@ def test_points_leave_tails_and_differ() -> None:
     assert other.points() == [], "odd numbers do not tell slices from pairs of them"
 
 
-def test_rows_of_a_product_have_two_beside_a_large_tile() -> None:
+def test_rows_of_a_product_have_others_beside_a_large_tile() -> None:
     func = dense()
     planned = _tiles(func, HARDWARE)
-    large, many, few = _kernels(func, planned, HARDWARE, [])
+    large, wide, narrow, *few = _kernels(func, planned, HARDWARE, None, [])
     assert isinstance(large, Sized)
-    assert isinstance(many, Varying)
-    assert isinstance(few, Varying)
     assert large.size == max(planned)
-    assert 1 < many.least <= FILLED
-    assert few.least == 1
+    assert isinstance(wide, Varying)
+    assert isinstance(narrow, Varying)
+    assert wide.beside is narrow
+    assert WIDE[0] <= wide.least == wide.size <= WIDE[1]
+    assert NARROW[0] <= narrow.least == narrow.size <= NARROW[1]
+    assert [one.size for one in few] == list(range(narrow.least - 1, 0, -1))
 
 
 @pytest.mark.parametrize("func", [dense(), norm()])
 def test_there_is_one_for_any_number(func: PrimFunc) -> None:
-    made = elastic(func, cuts(func) or (), TYPICAL, 8, HARDWARE)
+    made = elastic(func, cuts(func) or (), TYPICAL, (1, 8), HARDWARE)
     assert made is not None
     assert made.least <= 8
     assert made.slice_us > 0
@@ -119,7 +121,7 @@ def test_another_cut_is_a_loop_around_it() -> None:
     func = te.create_prim_func([x, w, y])
     found = cuts(func) or ()
     assert len(found) == 2
-    assert elastic(func, found, TYPICAL, 8, HARDWARE) is not None
+    assert elastic(func, found, TYPICAL, (1, 8), HARDWARE) is not None
 
 
 def test_images_are_tiles_of_a_few() -> None:
@@ -128,5 +130,5 @@ def test_images_are_tiles_of_a_few() -> None:
     w = te.placeholder((3, 3, 64, 64), "float32", "w")
     y = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
     task = make_task(te.create_prim_func([x, w, y]), "conv")
-    kernels = _kernels(task.original, _tiles(task.original, HARDWARE), HARDWARE, [])
+    kernels = _kernels(task.original, _tiles(task.original, HARDWARE), HARDWARE, None, [])
     assert all(isinstance(kernel, Sized) for kernel in kernels)

@@ -78,7 +78,8 @@ def add_model(parser: Parser, *, several: bool = False) -> None:
         action="append",
         default=[],
         metavar="NAME=1,3,224,224",
-        help="shape of an input, where the model leaves it open; once for every such input",
+        help="shape of an input, or number of a dimension by its name, where the model leaves it "
+        "open; once for every such one; names for numbers leave up to three open",
     )
     parser.add_argument(
         "--precision",

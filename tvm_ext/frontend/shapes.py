@@ -212,8 +212,8 @@ def _missing(
     listed = ", ".join(f"{name!r} {_show(dims)}" for name, dims in declared.items())
     give = " ".join(f"--shape {name}={_example(dims, symbols)}" for name, dims in declared.items())
     return (
-        f"symbolic dimensions need a value in input {listed}; give {give}, or your own sizes, or a "
-        "name in place of one to leave it open"
+        f"symbolic dimensions need a value in input {listed}; give {give}, or your own sizes, or "
+        "names in place of some to leave them open"
     )
 
 

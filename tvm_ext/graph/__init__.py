@@ -45,7 +45,7 @@ In the order the pipeline runs them:
   plan_memory    after lowering: tensors take turns in a few blocks of memory
   steps          which call reads what of which other
   open_extent    what follows an extent that is not known
-  unify          modules with two numbers for an open extent as one (grown_constants: what differs;
+  unify          modules with two numbers for open extents as one (grown_constants: what differs;
                  constant_forms: counts, beginnings of tables, diagonals)
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.

@@ -23,7 +23,7 @@ from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
 from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
 from tvm_ext.tir.read import linear
-from tvm_ext.tir.symbolic import instance, substituted, symbols, tensors
+from tvm_ext.tir.symbolic import instance, substituted, symbols, tells, tensors
 from tvm_ext.tvm_api import (
     Call,
     GenericConst,
@@ -335,7 +335,7 @@ def _program(
     made = generalised(pair, [[point] for point in points], [symbol])
     if made is None:
         return None
-    is_told = _tells(made, symbol)
+    is_told = tells(made, symbol)
     if not is_told and operands is None:
         return None
     if not is_told:
@@ -359,8 +359,3 @@ def _extents(func: PrimFunc) -> list[int]:
         for extent in param.shape
         if isinstance(extent, tirx.IntImm)
     ]
-
-
-def _tells(func: PrimFunc, symbol: Any) -> bool:
-    """Whether the shapes of a function's tensors tell what a symbol is."""
-    return any(extent.same_as(symbol) for param in tensors(func) for extent in param.shape)

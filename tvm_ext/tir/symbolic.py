@@ -70,6 +70,12 @@ def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc:
     )
 
 
+def tells(func: PrimFunc, symbol: Any) -> bool:
+    """Whether a function is told what a symbol is: by a parameter, or by the extent of a tensor."""
+    extents = (extent for param in tensors(func) for extent in param.shape)
+    return symbol in func.params or any(extent.same_as(symbol) for extent in extents)
+
+
 def typical(func: PrimFunc, slices: int = TYPICAL) -> PrimFunc:
     """The function itself, or where there is one that of static shapes for so many slices along the
     last of what is not known, and one along the others."""
@@ -112,7 +118,7 @@ def cuts(func: PrimFunc) -> tuple[Cut, ...] | None:
     """What a function can be cut along, outermost first; None if its slices depend on each other,
     or on their places."""
     found = symbols(func)
-    if not found:
+    if not found or not all(tells(func, symbol) for symbol in found):
         return None
     each: list[Cut] = []
     for symbol in found:
@@ -157,6 +163,10 @@ class Varying(NamedTuple):
     """The variable in it that says how many there are."""
     slice_us: float
     """Predicted time of one."""
+    size: int = 1
+    """Slices of its tiles: it does whole ones."""
+    beside: Varying | None = None
+    """One behind it that it leaves to what that takes less time for."""
 
 
 def in_tiles(
@@ -187,8 +197,11 @@ def in_tiles(
         if isinstance(kernel, Varying):
             # once at most; how many there are is told without memory, and what they are at least:
             # else TVM would not see how small the buffers of register tiles are
-            times = tirx.Select(left >= kernel.least, _ONE, _ZERO)
-            start, after = extent - rest, tirx.Select(left >= kernel.least, extent, done)
+            enough = left >= kernel.least
+            if kernel.beside is not None:
+                enough = tirx.all(enough, _is_faster(kernel, kernel.beside, left))
+            times = tirx.Select(enough, _ONE, _ZERO)
+            start, after = extent - rest, tirx.Select(enough, extent, done)
             one = substituted(kernel.func, {kernel.symbol: tirx.max(rest, kernel.least)})
         else:
             more = tirx.all(extent >= kernel.size, left % kernel.size >= kernel.least)
@@ -209,6 +222,16 @@ def in_tiles(
     result = mark_scheduled(PrimFunc(whole.params, nest).with_attr(attrs))
     steals = any(kernel.func.attrs and STEAL in kernel.func.attrs for kernel in kernels)
     return mark_steal(result) if steals else result
+
+
+def _is_faster(one: Varying, other: Varying, slices: Any) -> Any:
+    """Whether a kernel takes no more time for so many slices than another, by the model, tiles that
+    are not whole counted as such; an expression."""
+    tenths = [
+        (slices + (each.size - 1)) // each.size * round(10 * each.size * each.slice_us)
+        for each in (one, other)
+    ]
+    return tenths[0] <= tenths[1]
 
 
 def of_tensors(func: PrimFunc, slices: Mapping[int, Strides]) -> dict[int, Strides]:

@@ -34,7 +34,10 @@ def write_open(func: PrimFunc, cores: int) -> PrimFunc | None:
     """The function with stages that cost nothing taken into others and outer loops in parallel,
     marked as scheduled; None if TVM takes no such loop."""
     schedule = schedule_of(func)
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    try:
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    except ScheduleError:  # of what is written loop by loop
+        return None
     left = [block for block in blocks if not _is_inlined(schedule, block)]
     shared = [_is_shared_out(schedule, block, cores) for block in left]
     return mark_scheduled(schedule.mod["main"]) if any(shared) else None

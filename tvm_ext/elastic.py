@@ -9,12 +9,12 @@ tile of a few stays one. Kernels of it for several numbers are generalised (`tir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
 from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
@@ -68,7 +68,7 @@ def elastic(
     own = preferred and _Grown.of(preferred, growth, typical)
     if preferred and own and filled[0] <= own.slices <= filled[1]:
         ranked.insert(0, (0.0, predict(graphs[0], preferred, hardware).latency_us, own))
-    made = (_varying(func, found, grown, us) for _, us, grown in ranked)
+    made = (_varying(func, found, own, us) for _, us, grown in ranked for own in grown.forms())
     return next((one for one in made if one), None)
 
 
@@ -121,10 +121,22 @@ class _Grown:
         sizes = sorted((size for size, _ in tiles), reverse=True)
         return cls(plan, growth, typical, tuple(sizes), next(iter(units), 1))
 
+    def forms(self) -> Iterator[_Grown]:
+        """It, and where it asks for memory ahead the same without: how much it asks for in a tile
+        depends on how many tiles there are."""
+        yield self
+        first, *rest = (
+            structs.replace(part, also=(), prefetch=False, ahead=False)
+            for part in self.plan.parts()
+        )
+        plain = structs.replace(first, also=tuple(rest))
+        if plain != self.plan:
+            yield replace(self, plan=plain)
+
     def at(self, slices: int) -> TilePlan:
         """The plan for so many."""
         first, *rest = (self._part(part, slices) for part in self.plan.parts())
-        return replace(first, also=tuple(rest))
+        return structs.replace(first, also=tuple(rest))
 
     def _part(self, part: TilePlan, slices: int) -> TilePlan:
         def grown(entry: LevelTile) -> LevelTile:
@@ -134,7 +146,7 @@ class _Grown:
                     extents[axis] = slices * unit
             return LevelTile(entry.level, Tile(tuple(extents)))
 
-        return replace(part, also=(), tiles=tuple(map(grown, part.tiles)))
+        return structs.replace(part, also=(), tiles=tuple(map(grown, part.tiles)))
 
     def counts(self, slices: Any) -> tuple[Any, ...]:
         """What numbers in a kernel for so many slices depend on: these, and for each size of tile

@@ -203,7 +203,7 @@ def graph_passes(
         by_strips,
         FuseMultiOutput(predict_us, explain=explain),
         *in_phases,
-        MemoryOrder(),
+        MemoryOrder(extents),
         *in_place,
     ]
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace as replace_info
 
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import names
+from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.share import Known, with_shared
 from tvm_ext.graph.unify import EXTENTS, MOST, Point, agrees, extent_text, pairs_for, with_extents
@@ -117,7 +118,7 @@ def read_open(
         try:
             for point in reversed(list(product(*pairs))):  # the largest may be what fails
                 source = read_source(model, shapes, dict(zip(opened, point, strict=True)))
-                sources[point] = replace(source, mod=with_shared(source.mod, known))
+                sources[point] = replace(source, mod=_merged(source.mod, known))
                 del source
                 gc.collect()  # its weights are in cycles
         except ModelError:
@@ -173,9 +174,16 @@ def says_more(
         except ModelError:
             continue  # it has to be larger
         along = {point[place]: source.mod for point, source in sources.items() if beside(point)}
-        if not agrees(list(along.values()), list(along), small.mod, SMALL):
+        if not agrees(list(along.values()), list(along), _merged(small.mod, {}), SMALL):
             return True
     return False
+
+
+def _merged(mod: IRModule, known: Known) -> IRModule:
+    """The module with equal calls once, whatever the extents: of what is worked out from these,
+    onnxscript merges small constants only."""
+    shared = eliminate_common(with_shared(mod, known))
+    return relax.transform.CanonicalizeBindings()(shared)
 
 
 def tables(model: Any) -> Iterator[np.ndarray]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, product
+from itertools import chain, permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tvm_ext.compute.open_attention import SPARE_ROWS
 from tvm_ext.graph.unify import EXTENTS as CHOICES
 from tvm_ext.graph.unify import SEVERAL, extent_text, of_one, pairs_for, unify, unify_all
 from tvm_ext.tir.symbolic import instance, symbols
@@ -210,6 +211,13 @@ def test_numbers_that_stand_for_extents_differ(count: int) -> None:
         numbers = [number for pair in pairs for number in pair]
         assert len(set(numbers)) == 2 * count
         assert len({b - a for a, b in pairs}) == count
+        for pair, other in permutations(pairs, 2):
+            for number, own in product(other, pair):
+                lengths = (own + more for more in (-2, -1, 0, 1, 2, SPARE_ROWS))
+                assert all(length % number for length in lengths)
+    for own, other, third in permutations(pairs, 3):
+        sums = [sum(two) + more for two in product(own, other) for more in (-1, 0, 1)]
+        assert all(length % number for length in sums for number in third)
 
 
 @pytest.mark.parametrize(

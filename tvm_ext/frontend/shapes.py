@@ -66,9 +66,11 @@ def resolve_shapes(
     known = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
     for name, shape in (shapes or {}).items():
         checked = _positive(name, _with_numbers(name, shape, declared.get(name), extents))
-        if name in declared:
+        dims = declared.get(name)
+        is_symbol = name in known and len(checked) == 1  # which an input may be called like
+        if name in declared and not (is_symbol and dims is not None and len(dims) > 1):
             given[name] = checked
-        elif name in known and len(checked) == 1:
+        elif is_symbol:
             symbols[name] = (checked[0], "the shape given for it")
         else:
             raise ShapeError(_unknown(name, declared, known))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
+from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.tvm_api import (
     IRModule,
     element_bytes,
@@ -49,11 +51,17 @@ class Step:
 @dataclass(frozen=True)
 class MemoryOrder:
     """Reorders the bindings of dataflow blocks where that lowers the peak of live bytes; of equal
-    orders the given one stays."""
+    orders the given one stays.
+
+    extents  stand for some that are not known, if given: the order is that for one of each,
+             whatever the numbers
+    """
+
+    extents: tuple[int, ...] = ()
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module with its Relax functions' dataflow blocks reordered."""
-        return with_blocks(mod, _reordered)
+        return with_blocks(mod, partial(_reordered, open_extents=self.extents))
 
 
 def peak_bytes(steps: Sequence[Step], order: Iterable[int]) -> int:
@@ -169,9 +177,9 @@ def depth_first_order(steps: Sequence[Step]) -> list[int]:
     return order
 
 
-def _reordered(block: Any) -> Any:
+def _reordered(block: Any, open_extents: tuple[int, ...]) -> Any:
     bindings = list(block.bindings)
-    best = _best_order(_steps(bindings))
+    best = _best_order(_steps(bindings, open_extents))
     given = best == list(range(len(best)))
     return block if given else relax.DataflowBlock([bindings[i] for i in best])
 
@@ -181,7 +189,7 @@ def _best_order(steps: Sequence[Step]) -> list[int]:
     return min(choices, key=lambda order: peak_bytes(steps, order))
 
 
-def _steps(bindings: Sequence[Any]) -> list[Step]:
+def _steps(bindings: Sequence[Any], open_extents: tuple[int, ...] = ()) -> list[Step]:
     numbers = {binding.var: number for number, binding in enumerate(bindings)}
     extents = _extents_found(bindings)
     steps = []
@@ -195,7 +203,8 @@ def _steps(bindings: Sequence[Any]) -> list[Step]:
             reads |= found - {number}
         allocates = isinstance(value, relax.Call) and op_name(value) not in VIEWS
         kept = not isinstance(binding.var, relax.DataflowVar)
-        steps.append(Step(type_bytes(binding.var.ty) if allocates else 0, reads, kept))
+        size_bytes = type_bytes(binding.var.ty, open_extents) if allocates else 0
+        steps.append(Step(size_bytes, reads, kept))
     return steps
 
 
@@ -216,9 +225,12 @@ def _symbols(binding: Any) -> list[Any]:
     return used
 
 
-def type_bytes(ty: Any) -> int:
-    """Bytes of a tensor, or of all fields of a tuple; 0 where the shape is not known."""
+def type_bytes(ty: Any, open_extents: tuple[int, ...] = ()) -> int:
+    """Bytes of a tensor, or of all fields of a tuple, with 1 for extents that are open; 0 where the
+    shape is not known."""
     if hasattr(ty, "fields"):
-        return sum(type_bytes(field) for field in ty.fields)
+        return sum(type_bytes(field, open_extents) for field in ty.fields)
     extents = static_extents(ty)
-    return 0 if extents is None else prod(extents) * element_bytes(ty.dtype)
+    if extents is None:
+        return 0
+    return prod(of_slice(extent, open_extents) for extent in extents) * element_bytes(ty.dtype)

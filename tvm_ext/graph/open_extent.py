@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MORE = 8
 """What a length may have beyond such an extent: a new word, a class."""
+
+
+def of_slice(length: int, extents: Iterable[int]) -> int:
+    """What a length is for 1 in place of the extents that it is some of."""
+    for extent in extents:
+        length = length // extent if length % extent == 0 else length
+    return length
 
 
 def follows(length: int, extent: int) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from tvm_ext.errors import ModelError
 from tvm_ext.graph.constant_forms import Length, Tables
 from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
+from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
 from tvm_ext.tir.read import linear
@@ -48,9 +49,10 @@ EXTENTS = ((461, 982), (307, 458), (31, 74))
 near that models are made of, so that what is a multiple of them or nearly one is so because of the
 extent, or by rare chance. What lies between them is a prime, so that what is rounded up to whole
 vectors, or blocks of them, is no linear function of both."""
-SEVERAL = (((307, 458), (31, 74), (41, 94)), ((31, 74), (47, 106), (41, 94)))
+SEVERAL = (((307, 458), (41, 94), (59, 118)), ((37, 74), (47, 94), (59, 118)))
 """Likewise of several extents, for one that may be a length and for those beside it: masks of as
-many texts of as many words as there are have to be made."""
+many texts of as many words as there are have to be made. None is, one or two more or less or with
+the spare rows of a bias, a multiple of another, nor is the sum of two."""
 MOST = len(SEVERAL[0])
 """Extents that may be unknown at once: each doubles the modules that are made."""
 UNLIKE = 139
@@ -239,9 +241,7 @@ def of_one(func: PrimFunc, extents: Point) -> PrimFunc:
     """A function of static shapes made with those numbers for some extents, with 1 for each."""
 
     def valued(number: Any) -> Any:
-        value = int(number)
-        for extent in extents:
-            value = value // extent if value % extent == 0 else value
+        value = of_slice(int(number), extents)
         return number if value == int(number) else tirx.const(value, str(number.ty.dtype))
 
     return structural_map(func, [(tirx.IntImm, valued)], order="post") if extents else func

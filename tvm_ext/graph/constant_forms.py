@@ -25,6 +25,8 @@ from tvm_ext.tvm_lowering import LIMIT
 Pair = Sequence[np.ndarray]
 Tables = Callable[[], Iterable[np.ndarray]]
 Place = tuple[Any, ...]
+NUMBER = "tvm_ext.grown"
+"""Attribute of a kernel that makes a constant."""
 CYCLES = 1000
 """What making one takes, about: little, and nothing of it is planned."""
 
@@ -80,8 +82,11 @@ class Form(ABC):
         """Its shape for an extent."""
         return tuple(int(e.at(extent)) if isinstance(e, Length) else e for e in self.shape)
 
-    def call(self, symbol: Any, builder: Any) -> Any:
-        """The call that makes it, of a kernel that is added by the builder."""
+    def call(self, symbol: Any, builder: Any, number: int = 0) -> Any:
+        """The call that makes it, of a kernel that is added by the builder.
+
+        number  in its function: with it no kernel is another's by chance, for some numbers only
+        """
         lengths = [extent for extent in self.shape if isinstance(extent, Length)]
         own = {length: tirx.Var(f"{symbol.name}{i}", "int64") for i, length in enumerate(lengths)}
         extent = tirx.Var(str(symbol.name), "int64")
@@ -103,7 +108,8 @@ class Form(ABC):
                 [ir.StringImm(said)],
             )
             func = func.with_body(tirx.SeqStmt([within, func.body]))
-        variable = builder.add_func(mark_written(func, CYCLES), "grown")
+        func = mark_written(func, CYCLES).with_attr(NUMBER, number)
+        variable = builder.add_func(func, "grown")
         operands = [constant(np.asarray(table, order="C")) for table in self.tables]
         taken = relax.Tuple([*operands, *([symbol] if self.is_told else [])])
         shape = [e.at(symbol) if isinstance(e, Length) else e for e in self.shape]

@@ -68,7 +68,7 @@ def grown_constants(
                 form = form_of((array_of(a.value), array_of(b.value)), extents, tables)
                 if form is None:
                     return None
-                call = form.call(symbol, builder)
+                call = form.call(symbol, builder, len(bindings))
                 known[key] = relax.DataflowVar(f"grown{len(bindings)}", call.ty_args[0])
                 bindings.append(relax.VarBinding(known[key], builder.normalize(call)))
         values.append(known[key])

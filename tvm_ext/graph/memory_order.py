@@ -14,7 +14,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from tvm_ext.graph.open_extent import of_slice
+from tvm_ext.graph.open_extent import of_about_slice
 from tvm_ext.tvm_api import (
     IRModule,
     element_bytes,
@@ -233,4 +233,6 @@ def type_bytes(ty: Any, open_extents: tuple[int, ...] = ()) -> int:
     extents = static_extents(ty)
     if extents is None:
         return 0
-    return prod(of_slice(extent, open_extents) for extent in extents) * element_bytes(ty.dtype)
+    return prod(of_about_slice(extent, open_extents) for extent in extents) * element_bytes(
+        ty.dtype
+    )

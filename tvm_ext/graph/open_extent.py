@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tvm_ext.compute.open_attention import SPARE_ROWS
+
 MORE = 8
 """What a length may have beyond such an extent: a new word, a class."""
 
@@ -12,6 +14,17 @@ def of_slice(length: int, extents: Iterable[int]) -> int:
     """What a length is for 1 in place of the extents that it is some of."""
     for extent in extents:
         length = length // extent if length % extent == 0 else length
+    return length
+
+
+def of_about_slice(length: int, extents: Iterable[int]) -> int:
+    """Likewise, where a few more or less than an extent count for nothing, nor do the spare rows of
+    a bias: what is decided by it is so whatever the numbers."""
+    for extent in extents:
+        if follows(length, extent):
+            length = max(1, length // extent)
+        elif length == extent + SPARE_ROWS:
+            length = 1
     return length
 
 

@@ -26,7 +26,7 @@ def test_some_of_an_extent() -> None:
 def test_sizes_are_the_same_whatever_the_numbers(point: tuple[int, ...]) -> None:
     """Orders by size were others for other numbers: 307 + 96 rows are 13 times 31."""
     length, batch, kept = point
-    for extent in (length, batch, kept, length + SPARE_ROWS, length + 1):
+    for extent in (length, batch, kept, length + SPARE_ROWS, length + 1, length + kept):
         assert of_about_slice(extent, point) == 1
     bias = relax.TensorType((batch, 1, length + SPARE_ROWS, length), "float32")
     rows = relax.TensorType((batch * length, 3072), "float32")

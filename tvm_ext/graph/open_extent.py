@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
 
 from tvm_ext.compute.open_attention import SPARE_ROWS
 
@@ -20,11 +21,13 @@ def of_slice(length: int, extents: Iterable[int]) -> int:
 def of_about_slice(length: int, extents: Iterable[int]) -> int:
     """Likewise, where a few more or less than an extent count for nothing, nor do the spare rows of
     a bias: what is decided by it is so whatever the numbers."""
-    for extent in extents:
+    known = tuple(extents)
+    for extent in known:
         if follows(length, extent):
             length = max(1, length // extent)
-        elif length == extent + SPARE_ROWS:
-            length = 1
+    sums = (extent + other for extent, other in combinations((*known, SPARE_ROWS), 2))
+    if length in sums:  # words kept and new ones
+        return 1
     return length
 
 

@@ -77,9 +77,9 @@ def unify_all(
     """The module of which all are instances, with those numbers for extents of those names; None if
     they differ by more. One extent after another:
 
-        [31 * 307, 64]  [74 * 307, 64]    →    [b * 307, 64]
+        [41 * 307, 64]  [94 * 307, 64]    →    [b * 307, 64]
                                                                 →    [b * n, 64]
-        [31 * 458, 64]  [74 * 458, 64]    →    [b * 458, 64]
+        [41 * 458, 64]  [94 * 458, 64]    →    [b * 458, 64]
 
     tables  as in `grown_constants`
     """

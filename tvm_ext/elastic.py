@@ -187,4 +187,4 @@ def _varying(
     kernel = generalised(made, counts, grown.counts(symbol)) if made else None
     if kernel is None:
         return None
-    return Varying(grown.slices, kernel, symbol, predicted_us / grown.typical, max(1, grown.slices))
+    return Varying(grown.slices, kernel, symbol, predicted_us / grown.typical)

@@ -49,6 +49,11 @@ def at_extents(own: int | str, extents: int | Mapping[str, int]) -> int:
     return same if value is None else value
 
 
+def assigned(values: Mapping[str, int]) -> str:
+    """Numbers for names, as messages say them."""
+    return " and ".join(f"{value} for {name}" for name, value in values.items())
+
+
 def solved(
     text: str, extent: int, known: Mapping[str, int] | None = None
 ) -> tuple[str, int | None]:

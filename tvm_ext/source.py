@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace as replace_info
 
 from tvm_ext.errors import ModelError, ShapeError
-from tvm_ext.extents import names
+from tvm_ext.extents import assigned, names
 from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.share import Known, with_shared
@@ -93,8 +93,8 @@ def read_source(
     try:
         imported = import_onnx(model, shapes, extents or 1)
     except ModelError as error:
-        listed = " and ".join(f"{extent} for {name}" for name, extent in (extents or {}).items())
-        raise ModelError(f"with {listed}: {error}" if listed else str(error)) from error
+        where = f"with {assigned(extents)}: " if extents else ""
+        raise ModelError(f"{where}{error}") from error
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
@@ -225,7 +225,7 @@ class Beginnings:
 def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:
     """What sources that were read with those numbers for what is open have in common; their module
     is the first one's."""
-    first, *others = sources.values()
+    read = list(sources.values())
 
     def merged(infos: Sequence[TensorInfo]) -> TensorInfo:
         shape = tuple(
@@ -235,10 +235,10 @@ def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:
         return replace_info(infos[0], shape=shape)
 
     def each(kind: str) -> Infos:
-        infos = [getattr(source, kind) for source in (first, *others)]
+        infos = [getattr(source, kind) for source in read]
         return tuple(map(merged, zip(*infos, strict=True)))
 
-    return replace(first, inputs=each("inputs"), outputs=each("outputs"))
+    return replace(read[0], inputs=each("inputs"), outputs=each("outputs"))
 
 
 def _functions(mod: IRModule) -> list[str]:

@@ -31,6 +31,18 @@ def heads_of(turned: str) -> list[onnx.NodeProto]:
     ]
 
 
+def behind_kept() -> list[onnx.NodeProto]:
+    """`heads_of`, and scores with the "keys" that were kept and new ones behind
+    them; all of these and of the values are results."""
+    return [
+        *heads_of("qkv"),
+        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
+        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
+        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+    ]
+
+
 def attended() -> list[onnx.NodeProto]:
     """What follows masked scores, by heads: softmax, product with the values, heads side by side,
     and `x` added."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from attention_nodes import attended, heads_of, projections, weights
+from attention_nodes import attended, behind_kept, heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
@@ -69,11 +69,7 @@ def test_texts_of_any_length() -> None:
 def step_model() -> onnx.ModelProto:
     """A word that looks back at itself and at those kept, some of which are hidden."""
     nodes = [
-        *heads_of("qkv"),
-        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
-        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
-        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        *behind_kept(),
         helper.make_node("Unsqueeze", ["mask", "axes"], ["bias"]),
         helper.make_node("Add", ["scores", "bias"], ["masked"]),
         helper.make_node("Softmax", ["masked"], ["p"], axis=-1),

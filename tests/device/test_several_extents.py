@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from attention_nodes import attended, heads_of, projections, weights
+from attention_nodes import attended, behind_kept, heads_of, projections, weights
 from onnx import TensorProto, helper
 from onnx_models import make_model, value
 
@@ -112,11 +112,7 @@ def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
 def step_model() -> onnx.ModelProto:
     """New words that look back at those kept and, in turn, at each other."""
     nodes = [
-        *heads_of("qkv"),
-        helper.make_node("Concat", ["keys", "kh"], ["new_keys"], axis=2),
-        helper.make_node("Concat", ["values", "vh"], ["new_values"], axis=2),
-        helper.make_node("Transpose", ["new_keys"], ["kt"], perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", ["qh", "kt"], ["scores"]),
+        *behind_kept(),
         helper.make_node("Shape", ["mask"], ["all"], start=1),
         helper.make_node("Shape", ["keys"], ["kept"], start=2, end=3),
         helper.make_node("Squeeze", ["all", "none"], ["last"]),

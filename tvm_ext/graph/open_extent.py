@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from tvm_ext.compute.open_attention import SPARE_ROWS
@@ -18,14 +18,13 @@ def of_slice(length: int, extents: Iterable[int]) -> int:
     return length
 
 
-def of_about_slice(length: int, extents: Iterable[int]) -> int:
+def of_about_slice(length: int, extents: Sequence[int]) -> int:
     """Likewise, where a few more or less than an extent count for nothing, nor do the spare rows of
     a bias: what is decided by it is so whatever the numbers."""
-    known = tuple(extents)
-    for extent in known:
+    for extent in extents:
         if follows(length, extent):
             length = max(1, length // extent)
-    sums = (extent + other for extent, other in combinations((*known, SPARE_ROWS), 2))
+    sums = (extent + other for extent, other in combinations((*extents, SPARE_ROWS), 2))
     if length in sums:  # words kept and new ones
         return 1
     return length

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import ModelError
+from tvm_ext.extents import assigned
 from tvm_ext.graph.constant_forms import Length, Tables
 from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
 from tvm_ext.graph.open_extent import of_slice
@@ -143,8 +144,8 @@ def with_extents(mod: IRModule, extents: Mapping[str, int]) -> IRModule:
     try:
         return relax.transform.BindSymbolicVars(dict(extents))(mod)
     except (ValueError, InternalError) as error:
-        listed = " and ".join(f"{extent} for {name}" for name, extent in extents.items())
-        raise ModelError(f"module: it does not take {listed}: {first_line(error)}") from error
+        reason = first_line(error)
+        raise ModelError(f"module: it does not take {assigned(extents)}: {reason}") from error
 
 
 def extent_text(values: Mapping[Point, int], names: Sequence[str]) -> int | str:

@@ -19,6 +19,7 @@ INLINE_LOADS = 2
 """Loads of a block that is substituted: what reads more (a transform of Winograd's) is read by
 several, each of which would compute it again."""
 SPACE, REDUCE = 0, 2
+"""TVM's numbers for kinds of axes of a block."""
 Rule = Literal["map", "add", "max", "min", "fold"]
 _RULES: dict[str, Rule] = {"Add": "add", "Max": "max", "Min": "min"}
 

@@ -158,13 +158,12 @@ class Varying(NamedTuple):
     """A kernel for any number of slices from some on."""
 
     least: int
+    """Slices of its tiles, of which it does whole ones."""
     func: PrimFunc
     symbol: Any
     """The variable in it that says how many there are."""
     slice_us: float
     """Predicted time of one."""
-    size: int = 1
-    """Slices of its tiles: it does whole ones."""
     beside: Varying | None = None
     """One behind it that it leaves to what that takes less time for."""
 
@@ -228,7 +227,7 @@ def _is_faster(one: Varying, other: Varying, slices: Any) -> Any:
     """Whether a kernel takes no more time for so many slices than another, by the model, tiles that
     are not whole counted as such; an expression."""
     tenths = [
-        (slices + (each.size - 1)) // each.size * round(10 * each.size * each.slice_us)
+        (slices + (each.least - 1)) // each.least * round(10 * each.least * each.slice_us)
         for each in (one, other)
     ]
     return tenths[0] <= tenths[1]

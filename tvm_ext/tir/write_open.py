@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from tvm_ext.tir.stages import SPACE
 from tvm_ext.tvm_api import (
     Call,
     PrimFunc,
@@ -23,8 +24,6 @@ from tvm_ext.tvm_api import (
     tirx,
 )
 
-SPACE = 0
-"""The kind of an axis along which elements do not depend on each other."""
 TASKS = 2
 """A core has so many at least: what is not known counts as one, and loops further in are left alone
 once there are enough, since the place in fused loops costs divisions."""

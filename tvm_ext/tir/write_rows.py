@@ -25,11 +25,10 @@ from tvm_ext.tile.fuse import in_lanes
 from tvm_ext.tile.legal import check_rows
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.stages import SPACE
 from tvm_ext.tir.write_tile import interleaved, vectorise_last
 from tvm_ext.tvm_api import SBlockRV
 
-SPACE = 0
-"""TVM's number for an axis of a block that is no reduction."""
 PARTIAL_VECTORS = (4, 3, 5, 7, 2, 1)
 """Vectors of partial results, the first that divide the row: four hide the latency of an addition
 on current cores."""

@@ -45,6 +45,7 @@ LEVELS = {
             "assembly",
             "check",
             "check_steps",
+            "costs",
             "edge_levels",
             "loops",
             "planner",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tvm_ext.compute.plain_calls import with_vector_maths
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick, predict
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import STEAL_FLOPS
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import prepare, write
@@ -58,14 +60,15 @@ def elastic(
     if graphs[0] is None or graphs[1] is None:
         return None
     growth = _growth(graphs[0], graphs[1])
+    shared_out = ceil(STEAL_FLOPS * typical / max(graphs[0].flops, 1))
     ranked: list[tuple[float, float, _Grown]] = []
     for candidate in pick(graphs[0], hardware, CANDIDATES):
-        grown = _Grown.of(candidate.plan, growth, typical)
+        grown = _Grown.of(candidate.plan, growth, typical, shared_out)
         if grown is not None and filled[0] <= grown.slices <= filled[1]:
             us = candidate.estimate.latency_us
             ranked.append((us * (1 + grown.slices / 2 / typical), us, grown))
     ranked.sort(key=lambda each: each[0])
-    own = preferred and _Grown.of(preferred, growth, typical)
+    own = preferred and _Grown.of(preferred, growth, typical, shared_out)
     if preferred and own and filled[0] <= own.slices <= filled[1]:
         ranked.insert(0, (0.0, predict(graphs[0], preferred, hardware).latency_us, own))
     made = (_varying(func, found, own, us) for _, us, grown in ranked for own in grown.forms())
@@ -96,6 +99,8 @@ class _Grown:
     """Elements of tiles along what grows that do not cover all, the largest first."""
     unit: int
     """Elements of a slice along that axis."""
+    shared_out: int
+    """Slices from which on cores help each other, with loops that are others."""
 
     @property
     def slices(self) -> int:
@@ -103,7 +108,9 @@ class _Grown:
         return -(-max(self.tiles, default=1) // self.unit)
 
     @classmethod
-    def of(cls, plan: TilePlan, growth: Sequence[dict[int, int]], typical: int) -> _Grown | None:
+    def of(
+        cls, plan: TilePlan, growth: Sequence[dict[int, int]], typical: int, shared_out: int
+    ) -> _Grown | None:
         """None of a plan that is for this number only."""
         if any(part.rule not in RULES for part in plan.parts()):
             return None
@@ -119,7 +126,7 @@ class _Grown:
         if len(units) > 1:
             return None
         sizes = sorted((size for size, _ in tiles), reverse=True)
-        return cls(plan, growth, typical, tuple(sizes), next(iter(units), 1))
+        return cls(plan, growth, typical, tuple(sizes), next(iter(units), 1), shared_out)
 
     def forms(self) -> Iterator[_Grown]:
         """It, and where it asks for memory ahead the same without: how much it asks for in a tile
@@ -160,7 +167,10 @@ class _Grown:
         """Numbers of slices that tell how kernels depend on all that is counted, each with last
         tiles that are not whole, and one far from them to see that they do; none if there are no
         such."""
-        first = max(FAR, LOOPLESS * max(self.tiles, default=1) // self.unit)
+        loopless = LOOPLESS * max(self.tiles, default=1) // self.unit
+        first = max(FAR, loopless)
+        if (FAR + 1) * first >= self.shared_out:  # or cores do not, however many there are
+            first = max(first, self.shared_out)
         chosen: list[int] = []
         rank = 0
         for slices in filter(self._has_tails, range(first, 2 * first)):

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any, get_args
 
 import msgspec
@@ -17,10 +16,11 @@ from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.graph.lower_non_max import NON_MAX
-from tvm_ext.graph.unify import fewest
+from tvm_ext.graph.merger import Explain
+from tvm_ext.graph.unify import Point, fewest
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.passes import Precision, graph_passes, lifted, tasks_of
+from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Fusion
@@ -30,6 +30,7 @@ from tvm_ext.shield import first_line, shield
 from tvm_ext.source import (
     Beginnings,
     Shapes,
+    Source,
     left_open,
     open_extents,
     read_open,
@@ -41,9 +42,6 @@ from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
 from tvm_ext.tvm_counted import CALL
 from tvm_ext.tvm_pairs import HALF, multiplies_pairs
 
-TRIES = 3
-"""Choices of numbers that stand for open extents with which models that take them go through all
-passes: what comes out alike for none of these hardly does for others."""
 FAST_MATHS = (
     "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
     "pip install 'tvm_ext[cuda]' for nvcc"
@@ -120,36 +118,10 @@ def lower(
         return _all_lowered(mod)
 
     opened = open_extents(model, shapes)
-    listed = " and ".join(opened)
-    if opened and hardware.kind == "cuda":
-        raise ShapeError(
-            f"shapes: {listed} cannot be left open for {hardware.name}; give a number for {listed}"
-        )
+    explain = decisions.append
     with target_of(hardware.target):
         if opened:
-            mod = None
-            for sources in islice(read_open(model, shapes, opened), TRIES):
-                source = left_open(sources, opened)
-                modules = {point: found.mod for point, found in sources.items()}
-                if says_more(model, shapes, opened, sources):
-                    break
-                decisions.clear()
-                mod = lifted(
-                    modules,
-                    opened,
-                    run,
-                    hardware,
-                    decisions.append,
-                    Beginnings(model, shapes, opened),
-                    precision,
-                )
-                if mod is not None:
-                    break
-            if mod is None:
-                raise ShapeError(
-                    f"shapes: {listed} cannot be left open in {source.name}, where more depends on "
-                    f"it than how often the same is computed; give a number for {listed}"
-                )
+            source, mod = _lower_open(model, shapes, opened, run, hardware, explain, precision)
         else:
             source = read_source(model, shapes)
             if hardware.kind == "cuda" and {NON_MAX, CALL} & called(source.mod["main"].body):
@@ -157,8 +129,7 @@ def lower(
                     f"{source.name}: what data say the number of (NonMaxSuppression, NonZero) is "
                     f"found on CPUs alone, not on {hardware.name}; export the model without it"
                 )
-            passes = graph_passes(hardware, explain=decisions.append, precision=precision)
-            mod = run(source.mod, passes)
+            mod = run(source.mod, graph_passes(hardware, explain, precision=precision))
     gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
     notes = (*source.notes, *dict.fromkeys(left_out))
     if hardware.kind == "cuda" and not use_nvcc():
@@ -184,6 +155,43 @@ def lower(
         fewest(mod) if opened else {},
         "bfloat16" if in_halves else "float32",
     )
+
+
+def _lower_open(
+    model: Any,
+    shapes: Shapes | None,
+    opened: Sequence[str],
+    run: Run,
+    hardware: HardwareModel,
+    explain: Explain,
+    precision: Precision | None,
+) -> tuple[Source, IRModule]:
+    """What a model with extents that are left open says of itself, and its unscheduled groups.
+    Raises ModelError, ShapeError."""
+    listed = " and ".join(opened)
+    if hardware.kind == "cuda":
+        raise ShapeError(
+            f"shapes: {listed} cannot be left open for {hardware.name}; give a number for {listed}"
+        )
+    source: Source | None = None
+
+    def choices() -> Iterator[dict[Point, IRModule]]:
+        nonlocal source
+        for sources in read_open(model, shapes, opened):
+            source = left_open(sources, opened)
+            if says_more(model, shapes, opened, sources):
+                return
+            yield {point: found.mod for point, found in sources.items()}
+
+    tables = Beginnings(model, shapes, opened)
+    mod = lifted(choices(), opened, run, hardware, explain, tables, precision)
+    assert source is not None  # or `read_open` had raised
+    if mod is None:
+        raise ShapeError(
+            f"shapes: {listed} cannot be left open in {source.name}, where more depends on "
+            f"it than how often the same is computed; give a number for {listed}"
+        )
+    return source, mod
 
 
 @without_collections()

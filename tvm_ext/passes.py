@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import product
-from math import inf, prod
+from itertools import islice, product
 from typing import Any
 
-from tvm_ext.errors import ModelError, PlanError
+from tvm_ext.costs import predicted_us, sliced_us, strips_can_be_written
+from tvm_ext.errors import ModelError
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.add_bytes import AddBytes
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
@@ -31,7 +31,7 @@ from tvm_ext.graph.fold_dilation import FoldDilation
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
-from tvm_ext.graph.fuse_tiles import STRIPS, FuseTiles
+from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.graph.keep_bytes import KeepBytes
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.look_up_bytes import LookUpBytes
@@ -62,17 +62,15 @@ from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
 from tvm_ext.graph.stitch_global import StitchGlobal
-from tvm_ext.graph.unify import MOST, Point, of_one, pairs_for, unify_all, with_extents
+from tvm_ext.graph.unify import MOST, Point, pairs_for, unify_all, with_extents
 from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import resolve
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker import exchange_us, pick, pick_strips
 from tvm_ext.picker.traffic import cached_bytes, cold_us
 from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
+from tvm_ext.records.manifest import Fusion
 from tvm_ext.symbolic import plan
-from tvm_ext.tir import prepare, write
-from tvm_ext.tir.symbolic import cuts, symbols
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
@@ -128,6 +126,12 @@ __all__ = [
     "pipeline",
     "placing_passes",
 ]
+
+Run = Callable[[IRModule, Sequence[Any]], IRModule]
+"""Applies passes."""
+TRIES = 3
+"""Choices of numbers that stand for open extents with which models that take them go through all
+passes: what comes out alike for none of these hardly does for others."""
 
 
 def graph_passes(
@@ -209,65 +213,36 @@ def graph_passes(
 
 
 def lifted(
-    modules: Mapping[Point, IRModule],
+    choices: Iterable[Mapping[Point, IRModule]],
     names: Sequence[str],
-    run: Callable[[IRModule, list[Any]], IRModule],
+    run: Run,
     hardware: HardwareModel,
     explain: Explain | None = None,
     tables: Tables = tuple,
     precision: Precision | None = None,
 ) -> IRModule | None:
     """A module with extents that are not known after all `graph_passes`, which see static shapes;
-    None if it does not come out alike for all numbers.
+    None if it does not come out alike for all numbers, whichever are chosen.
 
-    modules  by the numbers that stand for extents of those names, as in `unify_all`
-    run      applies passes
+    choices  of modules by the numbers that stand for extents of those names, as in `unify_all`
+    explain  told what fusion passes decided, for the first of the numbers
     tables   makes arrays of which constants may be the beginning
     """
-    made: dict[Point, IRModule] = {}
-    known: Known = {}
-    for point, mod in modules.items():
-        made[point] = run(mod, graph_passes(hardware, explain, point, precision, known))
-        gc.collect()  # weights not yet packed are in cycles
-        explain = None
-    whole = unify_all(made, names, tables)
-    return None if whole is None else run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
-
-
-def sliced_us(func: PrimFunc, hardware: HardwareModel, extents: Point, rule: str = "") -> float:
-    """Predicted time of a PrimFunc by so many runs of what it does for one slice."""
-    return prod(extents) * predicted_us(of_one(func, extents), hardware, rule)
-
-
-def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> float:
-    """Predicted time of a PrimFunc by its best plan between other kernels, infinite where there is
-    none, or none of the `rule` asked for: compares algorithms for one operator, and a kernel with
-    those it replaces. What one core does alone it has to fetch from all."""
-    if symbols(func) and cuts(func) is None:
-        return inf
-    prepared = prepare(func)
-    picked = pick_strips if rule == STRIPS else pick
-    found = picked(prepared.graph, hardware) if prepared else []
-    if prepared is None or not found or (rule and found[0].plan.rule != rule):
-        return inf
-    best = found[0]
-    fetching_us = 0.0 if best.plan.parallel else exchange_us(prepared.graph, best.plan, hardware)
-    return best.estimate.latency_us + fetching_us
-
-
-def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, extents: Point = ()) -> bool:
-    """Whether TVM takes the best plan by strips, of one slice along `extents` if there are some:
-    kernels that are merged for one have no other that is as fast."""
-    func = of_one(func, extents)
-    prepared = prepare(func)
-    found = pick_strips(prepared.graph, hardware) if prepared else []
-    if not found:
-        return False
-    try:
-        write(func, found[0].plan)
-    except PlanError:
-        return False
-    return True
+    for modules in islice(choices, TRIES):
+        made: dict[Point, IRModule] = {}
+        known: Known = {}
+        decisions: list[Fusion] = []
+        for point, mod in modules.items():
+            told = None if made else decisions.append
+            made[point] = run(mod, graph_passes(hardware, told, point, precision, known))
+            gc.collect()  # weights not yet packed are in cycles
+        whole = unify_all(made, names, tables)
+        if whole is not None:
+            if explain:
+                for decision in decisions:
+                    explain(decision)
+            return run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
+    return None
 
 
 def calling_passes() -> list[Any]:
@@ -361,8 +336,16 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
     known is `lifted` where it can be.
     """
 
-    def applied(mod: IRModule, passes: list[Any]) -> IRModule:
-        return tvm.transform.Sequential(passes)(mod)
+    def applied(mod: IRModule, passes: Sequence[Any]) -> IRModule:
+        return tvm.transform.Sequential(list(passes))(mod)
+
+    def known(mod: IRModule, names: Sequence[str]) -> Iterator[dict[Point, IRModule]]:
+        for pairs in pairs_for(len(names)):
+            with suppress(ModelError):
+                yield {
+                    point: with_extents(mod, dict(zip(names, point, strict=True)))
+                    for point in product(*pairs)
+                }
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def run(mod: IRModule, _: Any) -> IRModule:
@@ -372,15 +355,7 @@ def pipeline(log: str | None = None, precision: Precision | None = None) -> Any:
         symbols = [symbol for function in functions for symbol in input_symbols(function)]
         names = tuple(dict.fromkeys(str(symbol.name) for symbol in symbols))
         if len(functions) == 1 and 0 < len(names) <= MOST:
-            for pairs in pairs_for(len(names)):
-                with suppress(ModelError):
-                    modules = {
-                        point: with_extents(mod, dict(zip(names, point, strict=True)))
-                        for point in product(*pairs)
-                    }
-                    made = lifted(modules, names, applied, hardware, precision=precision)
-                if made is not None:
-                    break
+            made = lifted(known(mod, names), names, applied, hardware, precision=precision)
         if made is None:
             made = applied(mod, graph_passes(hardware, precision=precision))
         return applied(made, [Plan(hardware, log), *lowering_passes()])

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from tvm_ext import passes
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.hardware import resolve
 from tvm_ext.passes import TIR_PIPELINE
@@ -20,7 +21,7 @@ def one_kernel(mod: IRModule) -> IRModule:
     """The module as far as plans are made, with what can be computed by strips as one kernel."""
 
     def shorter(func: PrimFunc, rule: str = "") -> float:
-        return 1.0 if passes.predicted_us(func, HARDWARE, rule) < inf else inf
+        return 1.0 if predicted_us(func, HARDWARE, rule) < inf else inf
 
     with Target(HARDWARE.target):
         for step in passes.graph_passes(HARDWARE):

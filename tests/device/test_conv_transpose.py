@@ -9,9 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.compute.conv_transpose import TransposedGeometry
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph import legalise_conv_transpose, split_phases
 from tvm_ext.hardware import get
-from tvm_ext.passes import predicted_us
 from tvm_ext.tvm_api import Target
 
 BOUND = 1e-5

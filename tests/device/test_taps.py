@@ -9,9 +9,9 @@ from onnx_models import random_inputs, run_plainly
 
 import tvm_ext
 from tvm_ext.compute import taps
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph import legalise_conv
 from tvm_ext.hardware import get
-from tvm_ext.passes import predicted_us
 from tvm_ext.tvm_api import Target
 
 pytest.importorskip("onnxruntime")

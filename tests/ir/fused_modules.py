@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_ext import passes
+from tvm_ext.costs import predicted_us
 from tvm_ext.hardware import get
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, op_name, relax, structural_walk
 
@@ -50,7 +51,7 @@ def called(
 
 def by_model(func: PrimFunc, rule: str = "") -> float:
     """What the picker's model says of a kernel."""
-    return passes.predicted_us(func, HARDWARE, rule)
+    return predicted_us(func, HARDWARE, rule)
 
 
 def kernels(mod: IRModule) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fused_modules import HARDWARE, before, kernels
 
-from tvm_ext import passes
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax
 
@@ -28,7 +28,7 @@ def absorbed(mod: IRModule, predict_us: Callable[[PrimFunc], float] | None = Non
     """The kernels that are left, times being by the model of the machine."""
 
     def by_model(func: PrimFunc) -> float:
-        return passes.predicted_us(func, HARDWARE)
+        return predicted_us(func, HARDWARE)
 
     with Target(HARDWARE.target):
         return kernels(AbsorbViews(predict_us or by_model)(mod))

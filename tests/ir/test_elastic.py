@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tvm_ext.elastic import _graph, _Grown, _growth, elastic
 from tvm_ext.planner import make_task
 from tvm_ext.symbolic import NARROW, WIDE, _kernels, _tiles
+from tvm_ext.tile.classify import STEAL_FLOPS, is_shared_out
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import LevelTile, Tile, TilePlan
 from tvm_ext.tir.symbolic import Sized, Varying, cuts
@@ -58,7 +59,7 @@ def test_tiles_of_some_slices_stay(core: int, register: int, tiles: tuple[int, .
     graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
     assert graphs[0] is not None
     assert graphs[1] is not None
-    grown = _Grown.of(tile(core, register), _growth(*graphs), TYPICAL)
+    grown = _Grown.of(tile(core, register), _growth(*graphs), TYPICAL, 1)
     assert grown is not None
     assert grown.tiles == tiles
     assert grown.slices == max(tiles, default=1)
@@ -76,15 +77,33 @@ def test_points_leave_tails_and_differ() -> None:
     graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
     assert graphs[0] is not None
     assert graphs[1] is not None
-    grown = _Grown.of(tile(12, 6), _growth(*graphs), TYPICAL)
+    grown = _Grown.of(tile(12, 6), _growth(*graphs), TYPICAL, 1)
     assert grown is not None
     points = grown.points()
     assert len(points) == 5, "slices, two counts of tiles, a constant, and one to see"
     assert all(slices % 6 for slices in points)
     two = replace(tile(TYPICAL, 2))
-    other = _Grown.of(two, _growth(*graphs), TYPICAL)
+    other = _Grown.of(two, _growth(*graphs), TYPICAL, 1)
     assert other is not None
     assert other.points() == [], "odd numbers do not tell slices from pairs of them"
+
+
+def test_points_are_such_that_cores_help_each_other_at_all() -> None:
+    """Loops are others where they do, and no function of the slices for both."""
+    func = dense()
+    found = cuts(func) or ()
+    graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
+    assert graphs[0] is not None
+    assert graphs[1] is not None
+    grown = _Grown.of(tile(TYPICAL, 6), _growth(*graphs), TYPICAL, 651)
+    assert grown is not None
+    assert min(grown.points()) >= 651
+    grown = _Grown.of(tile(TYPICAL, 6), _growth(*graphs), TYPICAL, 10**7)
+    assert grown is not None
+    assert max(grown.points()) < 10**7
+    least = -(-STEAL_FLOPS * TYPICAL // graphs[0].flops)
+    made = [_graph(func, found, slices) for slices in (int(least), int(least) - 1)]
+    assert [graph is not None and is_shared_out(graph) for graph in made] == [True, False]
 
 
 def test_rows_of_a_product_have_others_beside_a_large_tile() -> None:

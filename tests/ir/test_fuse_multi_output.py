@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fused_modules import HARDWARE, by_model, called, kernels
 
-from tvm_ext import passes
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.name_fields import name_fields
 from tvm_ext.records.manifest import Fusion
@@ -21,7 +21,7 @@ Build = Callable[[Callable[..., Any], Any, Any], list[Any]]
 
 def by_count(func: PrimFunc, rule: str = "") -> float:
     """One kernel is faster than several."""
-    return 1.0 if passes.predicted_us(func, HARDWARE, rule) < inf else inf
+    return 1.0 if predicted_us(func, HARDWARE, rule) < inf else inf
 
 
 def fused(mod: IRModule, predict_us: Callable[..., float] = by_count, **options: Any) -> IRModule:

@@ -11,6 +11,7 @@ from chain_modules import Chain
 from fused_modules import HARDWARE, kernels
 
 from tvm_ext import passes
+from tvm_ext.costs import predicted_us
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax
@@ -38,7 +39,7 @@ def fused(
     """The kernels that are left, times being by the model of the machine."""
 
     def by_model(func: PrimFunc, rule: str = "") -> float:
-        return passes.predicted_us(func, HARDWARE, rule)
+        return predicted_us(func, HARDWARE, rule)
 
     with Target(HARDWARE.target):
         return kernels(FuseTiles(predict_us or by_model, explain=explain)(mod))
@@ -46,7 +47,7 @@ def fused(
 
 def by_count(func: PrimFunc, rule: str = "") -> float:
     """One kernel is faster than several."""
-    legal = passes.predicted_us(func, HARDWARE, rule)
+    legal = predicted_us(func, HARDWARE, rule)
     return 1.0 if legal < inf else inf
 
 

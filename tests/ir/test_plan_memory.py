@@ -18,7 +18,7 @@ from tvm_ext.graph.plan_memory import (
     share,
     unit_bytes,
 )
-from tvm_ext.tvm_api import IRModule, relax, te, tirx, tvm
+from tvm_ext.tvm_api import IRModule, relax, te, tirx, topi, tvm
 
 
 @st.composite
@@ -26,36 +26,41 @@ def lives(draw: st.DrawFn) -> list[Life]:
     found = []
     for _ in range(draw(st.integers(0, 12))):
         first = draw(st.integers(0, 10))
-        found.append((draw(st.integers(1, 500)), first, draw(st.integers(first, 10))))
+        symbols = frozenset(draw(st.sampled_from(("", "n", "nm", "m"))))
+        last = draw(st.integers(first, 10))
+        found.append(Life(draw(st.integers(1, 500)), first, last, symbols))
     return found
 
 
 @given(lives())
 def test_tensors_of_a_block_fit_and_are_never_alive_together(tensors: list[Life]) -> None:
-    blocks, sizes = share(tensors)
-    for index, (size, first, last) in enumerate(tensors):
-        assert size <= sizes[blocks[index]]
+    blocks, owners = share(tensors)
+    for index, own in enumerate(tensors):
+        assert own.bytes <= owners[blocks[index]].bytes
+        assert own.symbols <= owners[blocks[index]].symbols
         for other in range(index):
             if blocks[other] == blocks[index]:
-                assert last < tensors[other][1] or tensors[other][2] < first
+                assert own.last < tensors[other].first or tensors[other].last < own.first
 
 
 @given(lives())
 def test_the_blocks_take_no_more_than_all_tensors_and_no_less_than_the_peak(
     tensors: list[Life],
 ) -> None:
-    _, sizes = share(tensors)
-    assert sum(sizes) <= sum(-(-size // ALIGNED) * ALIGNED for size, _, _ in tensors)
+    _, owners = share(tensors)
+    sizes = [owner.bytes for owner in owners]
+    assert sum(sizes) <= sum(-(-own.bytes // ALIGNED) * ALIGNED for own in tensors)
     for moment in range(11):
-        assert sum(sizes) >= sum(s for s, first, last in tensors if first <= moment <= last)
+        alive = [own.bytes for own in tensors if own.first <= moment <= own.last]
+        assert sum(sizes) >= sum(alive)
 
 
 @given(lives())
 def test_tensors_lie_in_the_middle_of_their_blocks(tensors: list[Life]) -> None:
-    blocks, sizes = share(tensors)
-    for (size, _, _), block in zip(tensors, blocks, strict=True):
-        before = middle(size, sizes[block])
-        after = sizes[block] - size - before
+    blocks, owners = share(tensors)
+    for own, block in zip(tensors, blocks, strict=True):
+        before = middle(own.bytes, owners[block].bytes)
+        after = owners[block].bytes - own.bytes - before
         assert before % ALIGNED == 0
         assert 0 <= after - before < 2 * ALIGNED
 
@@ -91,7 +96,7 @@ def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
     lowered = chain(6, returned=3)
     found = lifetimes(lowered["main"])
     assert len(found) == 4, "six steps, two of them returned"
-    assert share(list(found.values()))[1] == [64 * 16 * 4] * 2
+    assert [owner.bytes for owner in share(list(found.values()))[1]] == [64 * 16 * 4] * 2
     script = PlanMemory()(lowered).script()
     assert script.count("R.memory.alloc_storage") == 2
     assert script.count("R.memory.alloc_tensor") == 4
@@ -126,7 +131,7 @@ def test_the_place_in_a_block_grows_as_the_block_does() -> None:
 def test_what_is_not_known_multiplies_blocks_for_one() -> None:
     n = tirx.Var("n", "int64")
     lowered = chain(6, returned=3, rows=n)
-    assert [size for size, _, _ in lifetimes(lowered["main"]).values()] == [16 * 4] * 4
+    assert [life.bytes for life in lifetimes(lowered["main"]).values()] == [16 * 4] * 4
     script = PlanMemory()(lowered).script()
     assert script.count("R.memory.alloc_storage(R.shape([64 * n])") == 2
     assert script.count("R.memory.alloc_tensor") == 4
@@ -136,16 +141,43 @@ def test_what_is_not_known_multiplies_blocks_for_one() -> None:
 def test_bytes_for_one_of_each() -> None:
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
-    def of(*shape: Any) -> int:
+    def of(*shape: Any) -> tuple[int, frozenset[Any]] | None:
         return unit_bytes(relax.TensorType(shape, "float32"), (n, m))
 
-    assert of(3, 5) == 60
-    assert of(n, 5) == of(5, n) == 20
-    assert of(n * 6, m, 5) == 120
-    assert of(n, m, n) == 0, "twice as much of one is four times as much"
-    assert of(n * m, 5) == of(n, m * 5) == 20
-    assert of(n * m, m) == 0, "as much again"
-    assert of(n + 1, 5) == 0
+    assert of(3, 5) == (60, frozenset())
+    assert of(n, 5) == of(5, n) == (20, frozenset({n}))
+    assert of(n * 6, m, 5) == (120, frozenset({n, m}))
+    assert of(n, m, n) is None, "twice as much of one is four times as much"
+    assert of(n * m, 5) == of(n, m * 5) == (20, frozenset({n, m}))
+    assert of(n * m, m) is None, "as much again"
+    assert of(n + 1, 5) is None
+    assert of(n, 0) is None
+
+
+def test_memory_grows_with_what_its_tensors_grow_with() -> None:
+    """Images and texts of two towers do not multiply."""
+    builder = relax.BlockBuilder()
+    extents = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    towers = [
+        relax.Var(name, relax.TensorType((e, 16), "float32"))
+        for name, e in zip("xy", extents, strict=True)
+    ]
+    with builder.function("main", towers):
+        with builder.dataflow():
+            ends = []
+            for value in towers:
+                for _ in range(3):
+                    value = builder.emit_te(topi.exp, value)
+                ends.append(value)
+            output = builder.emit_output(relax.Tuple(ends))
+        builder.emit_func_output(output)
+    transform = relax.transform
+    lowered = tvm.transform.Sequential(
+        [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
+    )(builder.finalize())
+    script = PlanMemory()(lowered).script()
+    sizes = re.findall(r"alloc_storage\(R.shape\(\[(.*?)\]\)", script)
+    assert sorted(sizes) == ["64 * m"] * 2 + ["64 * n"] * 2
 
 
 def test_a_function_with_a_branch_is_left_alone() -> None:

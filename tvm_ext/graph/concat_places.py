@@ -187,8 +187,9 @@ def places(function: Any, kernels: Kernels, lanes: int) -> Places:
         if axis is None or whole is None:
             continue
         shapes = [unit_extents(operand.ty) or () for operand in operands]
-        if not all(shapes):
-            continue
+        untold = any(static_extents(operand.ty) is None for operand in operands[:-1])
+        if not all(shapes) or (axis == 0 and untold):
+            continue  # where the next one begins is not known
         home = found.of.get(whole) or Place(whole, 0, dense_strides(known.shapes[whole]))
         tensors = [known.names.get(operand) for operand in operands]
         in_place = [
@@ -216,7 +217,7 @@ def places(function: Any, kernels: Kernels, lanes: int) -> Places:
 
 def unit_extents(ty: Any) -> tuple[int, ...] | None:
     """The extents of a tensor, 1 for the outermost if that is not known: strides do not depend on
-    it, and it does not decide."""
+    it, and it does not decide but for what lies behind one another along it."""
     known, inner = static_extents(ty), extents_of(ty)[1:]
     if known is not None or not extents_of(ty):
         return known

@@ -17,8 +17,8 @@ A tensor lies in the middle of its block:
 From the front of the block a smaller tensor would lie where the first cores alone have been; where
 cores do not share their last cache the others fetch each line from there before they overwrite it.
 
-Where extents are not known sizes are for 1 in their place, and blocks so many times as large as
-they turn out to be together: a tensor that grows with less of them has room to spare.
+Where extents are not known sizes are for 1 in their place, and a block is as many times as large
+as those turn out to be together that its largest tensor grows with: others in it grow with no more.
 """
 
 from __future__ import annotations
@@ -37,8 +37,21 @@ from tvm_ext.tvm_api import IRModule, element_bytes, extents_of, ir, op_name, re
 
 ALIGNED = 64
 """Sizes are whole cache lines."""
-Life = tuple[int, int, int]
-"""Bytes, the first and the last moment."""
+
+
+class Life(NamedTuple):
+    """How large a tensor is, and the first and the last moment it is needed."""
+
+    bytes: int
+    """With 1 for each of its symbols."""
+    first: int
+    last: int
+    symbols: frozenset[Any] = frozenset()
+    """Extents that are not known, that it grows with."""
+
+    def holds(self, other: Life) -> bool:
+        """Whether another tensor fits into this one's memory, whatever the extents."""
+        return other.bytes <= self.bytes and other.symbols <= self.symbols
 
 
 class Place(NamedTuple):
@@ -48,22 +61,31 @@ class Place(NamedTuple):
     offset: int
 
 
-def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
-    """For each tensor the block it lies in, and the bytes of every block; tensors of one block are
-    never alive at the same moment."""
+def share(lives: Sequence[Life]) -> tuple[list[int], list[Life]]:
+    """For each tensor the block it lies in, and for every block the tensor it was made for; tensors
+    of one block are never alive at the same moment."""
     blocks = [0] * len(lives)
-    sizes: list[int] = []
+    owners: list[Life] = []
     tenants: list[list[tuple[int, int]]] = []
-    for one in sorted(range(len(lives)), key=lambda i: (-lives[i][0], lives[i][1])):
-        size, first, last = lives[one]
-        free = [number for number, others in enumerate(tenants) if _is_free(others, first, last)]
+
+    def order(place: int) -> tuple[int, int, int]:
+        own = lives[place]
+        return -len(own.symbols), -own.bytes, own.first
+
+    for place in sorted(range(len(lives)), key=order):
+        own = lives[place]
+        free = [
+            number
+            for number, others in enumerate(tenants)
+            if owners[number].holds(own) and _is_free(others, own.first, own.last)
+        ]
         if not free:
             free = [len(tenants)]
             tenants.append([])
-            sizes.append(-(-size // ALIGNED) * ALIGNED)
-        blocks[one] = free[-1]  # they come ever smaller
-        insort(tenants[blocks[one]], (first, last))
-    return blocks, sizes
+            owners.append(own._replace(bytes=-(-own.bytes // ALIGNED) * ALIGNED))
+        blocks[place] = free[-1]  # they come ever smaller
+        insort(tenants[blocks[place]], (own.first, own.last))
+    return blocks, owners
 
 
 def middle(size: int, block: int) -> int:
@@ -97,18 +119,18 @@ class PlanMemory:
         planner = _Planner(mod)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function) and (lives := lifetimes(function)):
-                blocks, sizes = share(list(lives.values()))
+                blocks, owners = share(list(lives.values()))
                 places = {
-                    var: Place(block, middle(lives[var][0], sizes[block]) * self.offsets)
+                    var: Place(block, middle(lives[var].bytes, owners[block].bytes) * self.offsets)
                     for var, block in zip(lives, blocks, strict=True)
                 }
-                planner.begin(places, sizes, input_symbols(function))
+                planner.begin(places, owners)
                 planner.builder_.update_func(variable, planner.visit_expr(function))
         return planner.builder_.get()
 
 
 def lifetimes(function: Any) -> dict[Any, Life]:
-    """Bytes, binding that makes it and last binding that uses it, of each tensor to be placed."""
+    """Of each tensor to be placed its size, the binding that makes it and the last to use it."""
     symbols = input_symbols(function)
     blocks = getattr(function.body, "blocks", ())
     bindings = [binding for block in blocks for binding in block.bindings]
@@ -131,7 +153,7 @@ def lifetimes(function: Any) -> dict[Any, Life]:
         name = op_name(value)
         used = frozenset[Any]().union(*map(behind, getattr(value, "args", ())), behind(value))
         last.update(dict.fromkeys(used, moment))
-        if name == ALLOC and unit_bytes(binding.var.ty, symbols):
+        if name == ALLOC and unit_bytes(binding.var.ty, symbols) is not None:
             made[binding.var] = last[binding.var] = moment
             owners[binding.var] = frozenset({binding.var})
         elif not isinstance(value, relax.Call) or name in VIEWS:
@@ -140,9 +162,9 @@ def lifetimes(function: Any) -> dict[Any, Life]:
             leaving |= used
     leaving |= behind(function.body.body)
     return {
-        var: (unit_bytes(var.ty, symbols), moment, last[var])
+        var: Life(size[0], moment, last[var], size[1])
         for var, moment in made.items()
-        if var not in leaving
+        if var not in leaving and (size := unit_bytes(var.ty, symbols))
     }
 
 
@@ -151,24 +173,27 @@ def input_symbols(function: Any) -> tuple[Any, ...]:
     return symbols_of(e for param in function.params for e in extents_of(param.ty))
 
 
-def unit_bytes(ty: Any, symbols: Sequence[Any]) -> int:
-    """Bytes of a tensor with 1 for each of the symbols; 0 where it grows otherwise than with
-    some of them once, or its shape is not known."""
+def unit_bytes(ty: Any, symbols: Sequence[Any]) -> tuple[int, frozenset[Any]] | None:
+    """Bytes of a tensor with 1 for each of the symbols, and those it grows with; None where it
+    grows otherwise than with some of them once, has no elements, or its shape is not known."""
     if not hasattr(ty, "shape"):
-        return 0
+        return None
     parts = [monomial(extent) for extent in extents_of(ty)]
     used = [variable for part in parts if part for variable in part[1]]
     if None in parts or len(set(used)) < len(used) or not set(used) <= set(symbols):
-        return 0
-    return prod(part[0] for part in parts if part) * element_bytes(ty.dtype)
+        return None
+    size = prod(part[0] for part in parts if part) * element_bytes(ty.dtype)
+    return (size, frozenset(used)) if size else None
 
 
 @relax.expr_functor.mutator
 class _Planner(relax.PyExprMutator):
-    def begin(self, places: dict[Any, Place], sizes: Sequence[int], symbols: Sequence[Any]) -> None:
-        """The blocks of the next function, and where in them its tensors lie."""
-        self._tensors, self._sizes = places, sizes
-        self._times = prod(symbols, start=tirx.const(1, "int64"))
+    def begin(self, places: dict[Any, Place], owners: Sequence[Life]) -> None:
+        """Whom the blocks of the next function were made for, and where in them its tensors lie."""
+        self._tensors, self._sizes = places, [owner.bytes for owner in owners]
+        self._times = [
+            prod(sorted(owner.symbols, key=str), start=tirx.const(1, "int64")) for owner in owners
+        ]
         self._storages: dict[int, Any] = {}
         self._shapes: dict[Any, Any] = {}
         """Shapes that are worked out at run time, each once."""
@@ -179,7 +204,7 @@ class _Planner(relax.PyExprMutator):
             return
         block, offset = self._tensors[binding.var]
         if block not in self._storages:
-            size = relax.ShapeExpr([self._sizes[block] * self._times])
+            size = relax.ShapeExpr([self._sizes[block] * self._times[block]])
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
             self._storages[block] = self.builder_.emit(storage, "storage")
         shape, dtype, *_ = binding.value.args
@@ -188,7 +213,7 @@ class _Planner(relax.PyExprMutator):
             if key not in self._shapes:
                 self._shapes[key] = self.builder_.emit(shape, "shape")
             shape = self._shapes[key]
-        begin = offset * self._times
+        begin = offset * self._times[block]
         tensor = relax.op.memory.alloc_tensor(self._storages[block], begin, shape, dtype)
         self.builder_.emit_normalized(
             relax.VarBinding(binding.var, self.builder_.normalize(tensor))

@@ -87,7 +87,7 @@ class Compiled:
                 f"artifact {self._source or self.manifest.model}: its kernels are for a CPU with "
                 f"{', '.join(missing)}, which this one lacks or keeps back; compile it here"
             )
-        entry = Machine(self._module, self._device)["main"]
+        entry = Machine(self._module, self._device, is_open=self._open)["main"]
         if not self._open:
             return entry
 

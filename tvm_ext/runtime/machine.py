@@ -23,7 +23,9 @@ from tvm_ext.without_torch import without_torch
 
 _TYPES = {"cpu": 1, "cuda": 2}
 """Devices by name, as DLPack numbers them."""
-_POOLED = 2
+_NAIVE, _POOLED = 1, 2
+"""TVM's allocators. The pool keeps blocks for the next tensor of that size, and gives none back: of
+caches that grow word by word it would hold one of every length."""
 LARGE_BYTES = 1 << 16
 """The pool hands out whole pages: many small results that are kept would each hold one."""
 Instrument = Callable[..., None]
@@ -121,14 +123,15 @@ def _function(name: str) -> Any:
 
 class Machine:
     """A loaded module's functions, by name: `machine["main"](tensor)`, whose tensors are on a
-    device."""
+    device; sizes may change from call to call if it `is_open`."""
 
-    def __init__(self, module: Any, device: str = "cpu") -> None:
+    def __init__(self, module: Any, device: str = "cpu", *, is_open: bool = False) -> None:
         devices = dict.fromkeys((device, "cpu"))  # the last one computes shapes
+        allocator = _NAIVE if is_open else _POOLED
         with silence():
             self._functions = module["vm_load_executable"]()
             self._functions["vm_initialization"](
-                *(word for name in devices for word in (_TYPES[name], 0, _POOLED))
+                *(word for name in devices for word in (_TYPES[name], 0, allocator))
             )
 
     def __getitem__(self, name: str) -> Any:

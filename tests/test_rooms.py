@@ -43,6 +43,7 @@ LEVELS = {
     5: {
         *(
             "assembly",
+            "bounds",
             "check",
             "check_steps",
             "costs",

@@ -9,7 +9,7 @@ meanwhile, and a kernel that TVM refuses concerns no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 import tvm_ext
+from tvm_ext.bounds import Bounds
 from tvm_ext.edge_levels import stage_levels, step_levels
 from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
@@ -60,8 +61,8 @@ class Lowered:
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
     fusions: tuple[Fusion, ...] = ()
-    fewest: Mapping[str, int] = field(default_factory=dict)
-    """What is left open, by name, is at least this, 1 where there is nothing."""
+    bounds: Bounds = field(default_factory=lambda: Bounds({}, {}))
+    """Of what is left open."""
     precision: Precision = "float32"
     """Of what products multiply."""
 
@@ -264,7 +265,8 @@ def make_manifest(
         anywhere=True,
         own_outputs=own_outputs(lowered.mod["main"]),
         fusions=lowered.fusions,
-        fewest=dict(lowered.fewest),
+        fewest=lowered.bounds.fewest,
+        most=lowered.bounds.most,
         precision=lowered.precision,
         steps=step_levels(called, io_bytes, lowered.hardware),
     )

@@ -13,11 +13,12 @@ from typing import Any, get_args
 import msgspec
 
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
+from tvm_ext.bounds import Bounds, bounds
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.merger import Explain
-from tvm_ext.graph.unify import Point, fewest
+from tvm_ext.graph.unify import Point, fewest, most
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
@@ -35,7 +36,6 @@ from tvm_ext.source import (
     open_extents,
     read_open,
     read_source,
-    says_more,
 )
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import IRModule, called, relax, target_of, tvm, tvm_version
@@ -121,9 +121,11 @@ def lower(
     explain = decisions.append
     with target_of(hardware.target):
         if opened:
-            source, mod = _lower_open(model, shapes, opened, run, hardware, explain, precision)
+            source, mod, between = _lower_open(
+                model, shapes, opened, run, hardware, explain, precision
+            )
         else:
-            source = read_source(model, shapes)
+            source, between = read_source(model, shapes), Bounds({}, {})
             if hardware.kind == "cuda" and {NON_MAX, CALL} & called(source.mod["main"].body):
                 raise ModelError(
                     f"{source.name}: what data say the number of (NonMaxSuppression, NonZero) is "
@@ -152,7 +154,7 @@ def lower(
         outputs,
         notes,
         fusions,
-        fewest(mod) if opened else {},
+        between,
         "bfloat16" if in_halves else "float32",
     )
 
@@ -165,33 +167,32 @@ def _lower_open(
     hardware: HardwareModel,
     explain: Explain,
     precision: Precision | None,
-) -> tuple[Source, IRModule]:
-    """What a model with extents that are left open says of itself, and its unscheduled groups.
-    Raises ModelError, ShapeError."""
+) -> tuple[Source, IRModule, Bounds]:
+    """What a model with extents that are left open says of itself, its unscheduled groups, and for
+    which extents they are. Raises ModelError, ShapeError."""
     listed = " and ".join(opened)
     if hardware.kind == "cuda":
         raise ShapeError(
             f"shapes: {listed} cannot be left open for {hardware.name}; give a number for {listed}"
         )
-    source: Source | None = None
+    sources: dict[Point, Source] = {}
 
     def choices() -> Iterator[dict[Point, IRModule]]:
-        nonlocal source
+        nonlocal sources
         for sources in read_open(model, shapes, opened):
-            source = left_open(sources, opened)
-            if says_more(model, shapes, opened, sources):
-                return
             yield {point: found.mod for point, found in sources.items()}
 
     tables = Beginnings(model, shapes, opened)
     mod = lifted(choices(), opened, run, hardware, explain, tables, precision)
-    assert source is not None  # or `read_open` had raised
-    if mod is None:
+    source = left_open(sources, opened)
+    told = Bounds(fewest(mod), most(mod)) if mod else None
+    between = bounds(model, shapes, sources, opened, told) if told else None
+    if mod is None or between is None:
         raise ShapeError(
             f"shapes: {listed} cannot be left open in {source.name}, where more depends on "
             f"it than how often the same is computed; give a number for {listed}"
         )
-    return source, mod
+    return source, mod, between
 
 
 @without_collections()

@@ -23,21 +23,22 @@ from msgspec.structs import replace as replace_info
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import assigned, names
 from tvm_ext.graph.common_subexpr import eliminate_common
+from tvm_ext.graph.open_extent import are_apart
 from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.share import Known, with_shared
-from tvm_ext.graph.unify import EXTENTS, MOST, Point, agrees, extent_text, pairs_for, with_extents
+from tvm_ext.graph.unify import EXTENTS, MOST, Pairs, Point, extent_text, pairs_for, with_extents
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import (
     GenericConst,
     IRModule,
     array_of,
+    extents_of,
     in_map_order,
     relax,
     static_extents,
+    tirx,
 )
 
-SMALL = 5
-"""What no length that a model cuts to is larger than."""
 LONG = 4096
 """What constants are known for that are worked out from positions."""
 GROWN_BYTES = 1 << 29
@@ -105,81 +106,84 @@ def read_open(
     model: Any, shapes: Shapes | None, opened: Sequence[str]
 ) -> Iterator[dict[Point, Source]]:
     """The sources of a model by what stands for extents that are left open, for each choice of
-    two numbers for each that it takes: positions, say, are counted up to some length. Raises what
-    it raises for the least ones, if it takes none."""
+    two numbers for each that it takes: positions, say, are counted up to some length. Those that
+    may be taken for what the model has so many of come last. Raises what it raises for the least
+    ones, if it takes none."""
+    failed: ModelError | None = None
     taken = False
     most = _most(model, shapes, opened[0]) if len(opened) == 1 else inf
     choices = list(pairs_for(len(opened)))
-    for pairs in choices:
-        if pairs[0][1] > most and pairs != choices[-1]:
+    left = [pairs for pairs in choices if pairs[0][1] <= most or pairs == choices[-1]]
+    mistakable: list[Pairs] = []
+    known: set[int] | None = None
+    while left or mistakable:
+        pairs, careful = (left.pop(0), True) if left else (mistakable.pop(0), False)
+        points = list(product(*pairs))
+        if careful and known and not are_apart(known, points):
+            mistakable.append(pairs)
             continue
         sources: dict[Point, Source] = {}
-        known: Known = {}
+        weights: Known = {}
         try:
-            for point in reversed(list(product(*pairs))):  # the largest may be what fails
+            for point in (points[-1], *points[:-1]):  # the largest may be what fails
                 source = read_source(model, shapes, dict(zip(opened, point, strict=True)))
-                sources[point] = replace(source, mod=_merged(source.mod, known))
+                sources[point] = replace(source, mod=merged(source.mod, weights))
                 del source
                 gc.collect()  # its weights are in cycles
-        except ModelError:
-            if pairs == choices[-1] and not taken:
-                raise
-            sources = {}
+                if len(sources) == 2 and known is None:
+                    known = set.intersection(*(_lengths(own.mod) for own in sources.values()))
+                    if not are_apart(known, points):
+                        break
+        except ModelError as error:
+            sources, failed = {}, error
         gc.collect()  # what a model that failed was read to is in cycles
-        if not sources:
-            continue
-        taken = True
-        yield dict(reversed(sources.items()))
+        if len(sources) == len(points):
+            taken = True
+            yield {point: sources[point] for point in points}
+        elif sources:
+            mistakable.append(pairs)
+    if failed and not taken:
+        raise failed
+
+
+def _lengths(mod: IRModule) -> set[int]:
+    """The extents of all tensors of `main`."""
+    found: set[int] = set()
+
+    def look(node: Any) -> None:
+        if isinstance(node, relax.Expr):
+            found.update(int(e) for e in extents_of(node.ty) if isinstance(e, tirx.IntImm))
+
+    relax.analysis.post_order_visit(mod["main"], look)
+    return found
 
 
 def _most(model: Any, shapes: Shapes | None, name: str) -> float:
     """The largest extent for which constants that follow it, masks of each image say, have room.
 
-    What is read for it is let go: kept for `says_more`, its weights would lie beside two copies.
+    What is read for it is let go: kept, its weights would lie beside two copies.
     """
-    number = EXTENTS[-1][0]
+    few, more = EXTENTS[-1]
     try:
-        before = _sizes(read_source(model, shapes, {name: SMALL}))
-        if sum(size for size, grows in before if grows) / SMALL * EXTENTS[0][1] <= GROWN_BYTES:
+        before = _sizes(read_source(model, shapes, {name: few}), few)
+        if sum(size for size, grows in before if grows) / few * EXTENTS[0][1] <= GROWN_BYTES:
             return inf
-        after = _sizes(read_source(model, shapes, {name: number}))
+        after = _sizes(read_source(model, shapes, {name: more}), more)
     except ModelError:
         return inf
     grown = sum(size for size, _ in after) - sum(size for size, _ in before)
-    return GROWN_BYTES * (number - SMALL) / grown if grown > 0 else inf
+    return GROWN_BYTES * (more - few) / grown if grown > 0 else inf
 
 
-def _sizes(source: Source) -> list[tuple[int, bool]]:
-    """Bytes of each constant of a source, and whether it may have grown with the small extent."""
+def _sizes(source: Source, extent: int) -> list[tuple[int, bool]]:
+    """Bytes of each constant of a source, and whether it may have grown with the extent."""
     return [
-        (array.nbytes, any(not extent % SMALL for extent in array.shape))
+        (array.nbytes, any(not length % extent for length in array.shape))
         for array in tables(source.mod)
     ]
 
 
-def says_more(
-    model: Any, shapes: Shapes | None, opened: Sequence[str], sources: Mapping[Point, Source]
-) -> bool:
-    """Whether a model is another one for a small extent than the sources say."""
-    first = next(iter(sources))
-    for place, name in enumerate(opened):
-
-        def beside(point: Point, place: int = place) -> bool:
-            return all(point[i] == first[i] for i in range(len(point)) if i != place)
-
-        try:
-            small = read_source(
-                model, shapes, dict(zip(opened, first, strict=True)) | {name: SMALL}
-            )
-        except ModelError:
-            continue  # it has to be larger
-        along = {point[place]: source.mod for point, source in sources.items() if beside(point)}
-        if not agrees(list(along.values()), list(along), _merged(small.mod, {}), SMALL):
-            return True
-    return False
-
-
-def _merged(mod: IRModule, known: Known) -> IRModule:
+def merged(mod: IRModule, known: Known) -> IRModule:
     """The module with equal calls once, whatever the extents: of what is worked out from these,
     onnxscript merges small constants only."""
     shared = eliminate_common(with_shared(mod, known))

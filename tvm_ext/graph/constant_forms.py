@@ -27,6 +27,8 @@ Tables = Callable[[], Iterable[np.ndarray]]
 Place = tuple[Any, ...]
 NUMBER = "tvm_ext.grown"
 """Attribute of a kernel that makes a constant."""
+LIMITS = "tvm_ext.limits"
+"""Attribute of one that has no more values than for some number, by the name of the extent."""
 CYCLES = 1000
 """What making one takes, about: little, and nothing of it is planned."""
 
@@ -74,6 +76,10 @@ class Form(ABC):
         """A length, and what it may be at most; None if there is no such."""
         return None
 
+    def takes(self, extent: int) -> bool:
+        """Whether an extent is within the limit."""
+        return self.limit is None or int(self.limit[0].at(extent)) <= self.limit[1]
+
     @abstractmethod
     def made(self, extent: int) -> np.ndarray:
         """The constant for an extent, which is no more than the limit."""
@@ -108,6 +114,8 @@ class Form(ABC):
                 [ir.StringImm(said)],
             )
             func = func.with_body(tirx.SeqStmt([within, func.body]))
+            largest = (most - length.offset) // length.step
+            func = func.with_attr(LIMITS, {str(symbol.name): largest})
         func = mark_written(func, CYCLES).with_attr(NUMBER, number)
         variable = builder.add_func(func, "grown")
         operands = [constant(np.asarray(table, order="C")) for table in self.tables]
@@ -244,7 +252,8 @@ class Repeated(Form):
 
 @dataclass(frozen=True)
 class Beginning(Form):
-    """The first rows of a table, along an axis. With more rows than it has the kernel fails."""
+    """The first rows of a table, or of one from some row on, along an axis. With more rows than it
+    has the kernel fails."""
 
     table: np.ndarray
     axis: int
@@ -281,11 +290,12 @@ class Beginning(Form):
             sizes = [*other.shape[:axis], table.size // row, *other.shape[axis + 1 :]]
             if [e for e in sizes if e > 1] != [e for e in table.shape if e > 1]:
                 continue
-            grown = table.reshape(sizes)
-            if grown.shape[axis] >= other.shape[axis] and np.array_equal(
-                grown.take(range(other.shape[axis]), axis), other
-            ):
-                return cls(shape, grown, axis)
+            grown, length = np.moveaxis(table.reshape(sizes), axis, 0), other.shape[axis]
+            rows = np.moveaxis(other, axis, 0)
+            same = (grown == rows[0]).reshape(len(grown), -1).all(1)
+            for begin in np.flatnonzero(same[: max(len(grown) - length + 1, 0)]):
+                if np.array_equal(grown[begin : begin + length], rows):
+                    return cls(shape, np.moveaxis(grown[begin:], 0, axis), axis)
         return cls(shape, other, axis)
 
 

@@ -5,7 +5,7 @@ the batch itself, the positions of words and which of them see each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -75,19 +75,36 @@ def grown_constants(
     return GrownConstants(values, bindings)
 
 
-def is_as_grown(values: Sequence[Any], extents: Sequence[int], extent: int) -> bool:
-    """Whether the third of three tensors, for another extent, is what the first two say, as far as
-    they say anything. Large ones of one shape are weights."""
-    one, other, third = values
+def is_said_of(values: Mapping[tuple[int, ...], Any], point: Sequence[int], value: Any) -> bool:
+    """Whether a constant for other numbers of some extents is what those for these say, as far as
+    they say anything: of one extent, and up to a limit. Large ones of one shape are weights."""
+    first = min(values)
+    one = values[first]
     if not _is_array(one):
-        return bool(one == other == third)
-    shapes = {tuple(value.shape) for value in values}
+        return all(one == other for other in (*values.values(), value))
+    shapes = {tuple(each.shape) for each in (*values.values(), value)}
     if len(shapes) == 1 and prod(shapes.pop()) > LARGE:
         return True
-    if _are_equal(one, other):
-        return _are_equal(one, third)
-    form = form_of((array_of(one), array_of(other)), extents)
-    return form is None or np.array_equal(form.made(extent), array_of(third))
+    others = {axis: _with(first, axis, max(values)[axis]) for axis in range(len(point))}
+    grows = [
+        axis
+        for axis in others
+        if any(
+            not _are_equal(own, values[_with(at, axis, first[axis])]) for at, own in values.items()
+        )
+    ]
+    if len(grows) != 1:
+        return bool(grows) or _are_equal(one, value)
+    (axis,) = grows
+    extents = first[axis], others[axis][axis]
+    form = form_of((array_of(one), array_of(values[others[axis]])), extents)
+    if form is None or not form.takes(point[axis]):
+        return True
+    return np.array_equal(form.made(point[axis]), array_of(value))
+
+
+def _with(point: tuple[int, ...], axis: int, number: int) -> tuple[int, ...]:
+    return *point[:axis], number, *point[axis + 1 :]
 
 
 def _are_equal(one: Any, other: Any) -> bool:

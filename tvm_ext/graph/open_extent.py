@@ -30,6 +30,16 @@ def of_about_slice(length: int, extents: Sequence[int]) -> int:
     return length
 
 
+def are_apart(lengths: Iterable[int], points: Sequence[Sequence[int]]) -> bool:
+    """Whether none of the lengths that a model has anyway would be taken for what follows numbers
+    that stand for extents."""
+    return all(
+        of_slice(length, point) == of_about_slice(length, point) == length
+        for length in lengths
+        for point in points
+    )
+
+
 def follows(length: int, extent: int) -> bool:
     """Whether a length may be some of an extent, or a few more; none is of an extent of 0."""
     return bool(extent) and (length % extent == 0 or abs(length - extent) <= MORE)

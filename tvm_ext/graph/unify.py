@@ -19,8 +19,8 @@ import numpy as np
 
 from tvm_ext.errors import ModelError
 from tvm_ext.extents import assigned
-from tvm_ext.graph.constant_forms import Length, Tables
-from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
+from tvm_ext.graph.constant_forms import LIMITS, Length, Tables
+from tvm_ext.graph.grown_constants import grown_constants, is_said_of
 from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
@@ -45,15 +45,24 @@ from tvm_ext.tvm_api import (
 
 Point = tuple[int, ...]
 """A number for each extent that is not known."""
+Pairs = tuple[tuple[int, int], ...]
+"""Two numbers for each of them."""
 EXTENTS = ((461, 982), (307, 458), (31, 74))
 """Pairs to choose from, for models that take no more: a prime and two times one, with no number
 near that models are made of, so that what is a multiple of them or nearly one is so because of the
 extent, or by rare chance. What lies between them is a prime, so that what is rounded up to whole
 vectors, or blocks of them, is no linear function of both."""
-SEVERAL = (((307, 458), (41, 94), (59, 118)), ((37, 74), (47, 94), (59, 118)))
-"""Likewise of several extents, for one that may be a length and for those beside it: masks of as
-many texts of as many words as there are have to be made. None is, one or two more or less or with
-the spare rows of a bias, a multiple of another, nor is the sum of two."""
+SEVERAL = (
+    ((307, 458), (41, 94), (233, 346)),
+    ((307, 458), (43, 86), (223, 422)),
+    ((307, 458), (73, 134), (227, 334)),
+    ((307, 458), (53, 106), (233, 346)),
+    ((37, 74), (47, 94), (59, 118)),
+)
+"""Likewise of several extents: a length, how many texts, and another length; masks of as many texts
+of as many words as there are have to be made. None is, one or two more or less or with the spare
+rows of a bias, a multiple of another, nor is the sum of two; heads of 64 numbers, or rows of 96,
+are far from those of some."""
 MOST = len(SEVERAL[0])
 """Extents that may be unknown at once: each doubles the modules that are made."""
 UNLIKE = 139
@@ -61,7 +70,7 @@ UNLIKE = 139
 TIR_CALL = "relax.call_tir"
 
 
-def pairs_for(count: int) -> Iterator[tuple[tuple[int, int], ...]]:
+def pairs_for(count: int) -> Iterator[Pairs]:
     """Pairs for so many extents, to be tried in turn. Of several each may be the length, the last
     one first."""
     if count == 1:
@@ -196,26 +205,52 @@ def fewest(mod: IRModule) -> dict[str, int]:
     return {name: least for name, least in found.items() if least > 1}
 
 
-def agrees(
-    modules: Sequence[IRModule], extents: Sequence[int], third: IRModule, extent: int
-) -> bool:
-    """Whether a module with another number for the extent is what those with two of them say: what
-    is cut to a length that both exceed would be taken for that length."""
-    one, other, small = (mod["main"] for mod in (*modules, third))
-    if not _steps(one) == _steps(other) == _steps(small):
+def most(mod: IRModule) -> dict[str, int]:
+    """By the names of symbols of `main` the largest numbers that there are values for, where there
+    are not for all."""
+    found: dict[str, int] = {}
+    for function in mod.functions.values():
+        limits = function.attrs.get(LIMITS) if function.attrs else None
+        for name, number in (limits or {}).items():
+            found[str(name)] = min(int(number), found.get(str(name), int(number)))
+    return found
+
+
+def agrees(modules: Mapping[Point, IRModule], point: Point, module: IRModule) -> bool:
+    """Whether a module for other numbers of the extents is what those for some say, as far as they
+    say anything: what is cut to a length that all exceed would be taken for that length."""
+    known, own = {at: mod["main"] for at, mod in modules.items()}, module["main"]
+    steps = _steps(own)
+    if any(_steps(function) != steps for function in known.values()):
         return False
-    found = [numbers(function) for function in (one, other, small)]
-    if len({len(each) for each in found}) > 1:
-        return False
-    for a, b, c in zip(*found, strict=True):
-        length = Length.of((a, b), extents)
-        if c != (a if a == b else length.at(extent) if length else c):
+    for kind, is_said in ((numbers, _is_number_said), (_tensors, is_said_of)):
+        found, wanted = {at: kind(function) for at, function in known.items()}, kind(own)
+        if any(len(each) != len(wanted) for each in found.values()):
             return False
-    constants = [in_map_order(function, GenericConst) for function in (one, other, small)]
-    return len({len(each) for each in constants}) == 1 and all(
-        is_as_grown([each.value for each in same], extents, extent)
-        for same in zip(*constants, strict=True)
-    )
+        for place, value in enumerate(wanted):
+            if not is_said({at: each[place] for at, each in found.items()}, point, value):
+                return False
+    return True
+
+
+def _is_number_said(values: Mapping[Point, int], point: Point, value: int) -> bool:
+    """Whether a number is that for a point which others are for others, if they grow evenly."""
+    if len(set(values.values())) == 1:
+        return value in values.values()
+    (extent, *rest), said = point, dict[Point, int]()
+    for others in dict.fromkeys(tuple(more) for _, *more in values):
+        extents = [at[0] for at in values if at[1:] == others]
+        a, b = (number for at, number in values.items() if at[1:] == others)
+        length = Length.of((a, b), extents) if a != b else Length(0, a)
+        if length is None:
+            return True
+        said[others] = int(length.at(extent))
+    return _is_number_said(said, tuple(rest), value)
+
+
+def _tensors(function: Any) -> list[Any]:
+    """What the constants of a function hold."""
+    return [one.value for one in in_map_order(function, GenericConst)]
 
 
 def _calling(

@@ -110,8 +110,9 @@ class Manifest(msgspec.Struct, frozen=True):
     fusions      what fusion passes decided; equal decisions once
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
-    fewest       what is left open, by name, is at least this, or 1: with fewer some tensor would
-                 have no elements
+    fewest       what is left open, by name, is at least this, or 1: for fewer the model is another
+                 one, or some tensor would have no elements
+    most         and at most this: for more the model is another one
     steps        the calls of a run in order; none of a model with branches
     isa          the instruction sets that its kernels may be made of
     precision    of what products and convolutions multiply
@@ -133,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True):
     own_outputs: tuple[int, ...] = ()
     fusions: tuple[Fusion, ...] = ()
     fewest: dict[str, int] = {}
+    most: dict[str, int] = {}
     steps: tuple[Step, ...] = ()
     isa: tuple[str, ...] = ()
     precision: str = "float32"

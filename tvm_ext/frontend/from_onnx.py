@@ -27,6 +27,7 @@ from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import let_go, quiet, simplify
+from tvm_ext.frontend.too_few import too_few
 from tvm_ext.frontend.weights import attach_weights, detach_weights
 from tvm_ext.tvm_api import (
     IRModule,
@@ -101,6 +102,10 @@ def import_onnx(
     if lacking is not None:
         let_go(model)
         raise ModelError(f"operators that cannot be compiled: {lacking}; export without them")
+    reason = too_few(model.graph.all_nodes())
+    if reason is not None:
+        let_go(model)
+        raise ModelError(f"{reason}; give larger shapes")
     inputs = tuple(TensorInfo(name, dtypes[name], shape) for name, shape in resolved.items())
     for value, name in zip(model.graph.inputs, _identifiers(model.graph, resolved), strict=True):
         value.name = name

@@ -8,11 +8,14 @@ chains of batch norms and per-channel arithmetic (`affine`). Recurrent layers ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
+from typing import Any
 
 import numpy as np
+import onnx
+import onnx.shape_inference
 import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
@@ -50,7 +53,8 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     notes: list[str] = []
 
     def fold(copy: ir.Model) -> None:
-        fold_constants(copy, onnx_shape_inference=True, **limits)
+        with careful_inference():
+            fold_constants(copy, onnx_shape_inference=True, **limits)
 
     def clean(copy: ir.Model) -> None:
         if rewrite(copy):
@@ -108,6 +112,24 @@ def _bounded(model: ir.Model, notes: list[str]) -> ir.Model:
         return model
     let_go(model)
     return copy
+
+
+@contextmanager
+def careful_inference() -> Iterator[None]:
+    """Shapes of what follows tensors of less than no elements, windows over fewer than they take,
+    are not inferred meanwhile: onnx ends the process at a slice of one."""
+    infer = onnx.shape_inference.infer_node_outputs
+
+    def careful(schema: Any, node: Any, types: Mapping[str, Any], *rest: Any, **more: Any) -> Any:
+        if any(dim.dim_value < 0 for kind in types.values() for dim in kind.tensor_type.shape.dim):
+            raise onnx.shape_inference.InferenceError("an input has less than no elements")
+        return infer(schema, node, types, *rest, **more)
+
+    onnx.shape_inference.infer_node_outputs = careful
+    try:
+        yield
+    finally:
+        onnx.shape_inference.infer_node_outputs = infer
 
 
 def _computes_shape(node: ir.Node) -> bool:

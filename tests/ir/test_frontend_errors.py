@@ -208,7 +208,7 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
     model.opset_import.append(helper.make_opsetid("my.domain", 1))
     import_error(
         model,
-        "Det (node 'first', '#2')",
+        "Det (node 'first', 'c')",
         "Unheard (node 'standard domain, unknown')",
         "my.domain::Foo (node 'custom')",
         "my.domain::Relu (node 'other relu')",
@@ -244,7 +244,7 @@ def test_what_the_importer_would_get_wrong_is_refused(
     if "s" in node.input and not constants:
         inputs.append(value("s", 4, dtype=TensorProto.INT64))
     model = make_model([node], inputs, ["y"], constants)
-    import_error(model, f"{node.op_type}", part, "node '#0'")
+    import_error(model, f"{node.op_type}", part, "node 'y'")
 
 
 def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,9 +254,26 @@ def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixtur
         ["y"],
         {"w": np.ones((4, 5), np.float32)},
     )
-    import_error(model, "MatMul (node 'mixer')", "cannot be imported", "export the model without")
+    import_error(
+        model,
+        "MatMul (node 'mixer')",
+        "cannot be imported",
+        "the LHS x has shape (2, 3), while the RHS a constant has shape (4, 5)",
+        "export the model without",
+    )
     printed = capfd.readouterr()
     assert printed.out == printed.err == ""
+
+
+def test_shapes_that_do_not_go_together_are_told() -> None:
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    model = make_model([add], [value("x", 2, 3)], ["y"], {"w": np.ones(4, np.float32)})
+    import_error(
+        model,
+        "Add (node 'y')",
+        "In relax.add, the first input shape at dim 1 is 3 and the second",
+        "shape at dim 0 is 4, which are not broadcastable",
+    )
 
 
 # Shapes

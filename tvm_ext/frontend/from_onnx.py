@@ -29,6 +29,7 @@ from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import let_go, quiet, simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
 from tvm_ext.tvm_api import (
+from tvm_ext.shield import readable
     IRModule,
     constant,
     constant_array,
@@ -309,7 +310,7 @@ def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRMo
         cause = error.__cause__ if isinstance(error, _ConversionError) else error
         raise ModelError(
             f"{importer.at} cannot be imported by TVM {tvm_version()}: "
-            f"{type(cause).__name__}: {one_line(str(cause))}; "
+            f"{type(cause).__name__}: {one_line(readable(str(cause)))}; "
             "give other shapes, or export the model without it"
         ) from cause
 

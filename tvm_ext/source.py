@@ -30,7 +30,7 @@ from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import (
     GenericConst,
     IRModule,
-    array_of,
+    constant_array,
     in_map_order,
     relax,
     static_extents,
@@ -191,7 +191,8 @@ def tables(model: Any) -> Iterator[np.ndarray]:
     if isinstance(model, IRModule):
         for function in model.functions.values():
             if isinstance(function, relax.Function):
-                yield from (array_of(one.value) for one in in_map_order(function, GenericConst))
+                found = map(constant_array, in_map_order(function, GenericConst))
+                yield from (array for array in found if array is not None)
         return
     from tvm_ext.frontend.load import load_onnx
     from tvm_ext.frontend.weights import arrays

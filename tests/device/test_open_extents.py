@@ -309,3 +309,10 @@ def test_what_sorts_integers_is_refused_by_name() -> None:
     model = make_model([largest], [given], ["y", "places"], {"two": np.array([2])})
     with pytest.raises(ShapeError, match="cannot be left open"):
         tvm_ext.compile(model, shapes={"x": ("n", 6)})
+
+
+def test_what_data_say_the_number_of_is_refused() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("NonZero", ["t"], ["y"])]
+    model = make_model(nodes, [value("x", "n")], ["y"])
+    with pytest.raises(ShapeError, match="n cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n",)})

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import make_model
+from onnx_models import make_model, value
 
 from tvm_ext.errors import ShapeError
 from tvm_ext.graph.unify import EXTENTS, SEVERAL
-from tvm_ext.source import left_open, open_extents, read_open
+from tvm_ext.source import left_open, open_extents, read_open, read_source, tables
 
 
 def with_mask(size: int, repeated: bool) -> onnx.ModelProto:
@@ -68,3 +68,11 @@ def test_names_in_order() -> None:
     assert open_extents(None, shapes) == ("batch", "new", "past")
     with pytest.raises(ShapeError, match="a, b, c, d are left open, 3 can be; give numbers"):
         open_extents(None, {"x": ("a", "b", "c", "d")})
+
+
+def test_weights_are_arrays_not_types() -> None:
+    """A view's element type is a constant of a function as well."""
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    model = make_model([node], [value("x", 5)], ["y"])
+    mod = read_source(model, None).mod
+    assert all(isinstance(array, np.ndarray) for array in tables(mod))

@@ -145,6 +145,8 @@ def test_the_least_extent_leaves_elements() -> None:
     with pytest.raises(InputError, match="input 'x': n is 3; n is 4 or more"):
         anywhere(x[:3])
     assert anywhere.profile(runs=1).latency_us > 0
+    with pytest.raises(InputError, match="profile: 0 runs tell no time; give 1 or more"):
+        anywhere.profile(runs=0)
 
 
 @pytest.mark.parametrize("words", [461, 462, 31])

@@ -96,6 +96,8 @@ def test_what_is_given_is_checked_by_name() -> None:
         texts()(inputs | {"mask": inputs["mask"][:, :4]})
     with pytest.raises(InputError, match="words: the model has values for 600 at most"):
         texts()(given(1, 601))
+    with pytest.raises(InputError, match="words: the model has values for 600 at most"):
+        texts().profile(given(1, 601), runs=1)
 
 
 def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:

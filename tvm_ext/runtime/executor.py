@@ -87,17 +87,7 @@ class Compiled:
                 f"artifact {self._source or self.manifest.model}: its kernels are for a CPU with "
                 f"{', '.join(missing)}, which this one lacks or keeps back; compile it here"
             )
-        entry = Machine(self._module, self._device)["main"]
-        if not self._open:
-            return entry
-
-        def limited(*given: Any) -> Any:
-            try:
-                return entry(*given)
-            except IndexError as error:  # `tvm_lowering.LIMIT`
-                raise InputError(f"inputs: {error}; give less at once") from None
-
-        return limited
+        return Machine(self._module, self._device).main
 
     def _missing(self) -> list[str]:
         """Instruction sets that kernels may use and this CPU lacks; AMX only where some do."""

@@ -142,11 +142,26 @@ def test_the_least_extent_leaves_elements() -> None:
     for batch in (4, 7):
         x = rng.standard_normal((batch, 6)).astype(np.float32)
         np.testing.assert_array_equal(anywhere(x)[0], x[3:])
-    with pytest.raises(InputError, match="input 'x': n is 3; n is 4 or more"):
-        anywhere(x[:3])
+    for rows in (3, 0):
+        with pytest.raises(InputError, match=f"input 'x': n is {rows}; n is 4 or more; give more"):
+            anywhere(x[:rows])
     assert anywhere.profile(runs=1).latency_us > 0
     with pytest.raises(InputError, match="profile: 0 runs tell no time; give 1 or more"):
         anywhere.profile(runs=0)
+
+
+def test_one_number_or_name_for_a_dimension() -> None:
+    model = open_model()
+    assert tvm_ext.compile(model, shapes={"batch": 2}, verify=False).inputs[0].shape[0] == 2
+    anywhere = tvm_ext.compile(model, shapes={"batch": "batch"}, verify=False)
+    assert anywhere.inputs[0].shape[0] == "batch"
+
+
+def test_what_data_say_the_number_of_is_refused() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("NonZero", ["t"], ["y"])]
+    model = make_model(nodes, [value("x", "n")], ["y"])
+    with pytest.raises(ShapeError, match="n cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n",)})
 
 
 @pytest.mark.parametrize("words", [461, 462, 31])
@@ -311,10 +326,3 @@ def test_what_sorts_integers_is_refused_by_name() -> None:
     model = make_model([largest], [given], ["y", "places"], {"two": np.array([2])})
     with pytest.raises(ShapeError, match="cannot be left open"):
         tvm_ext.compile(model, shapes={"x": ("n", 6)})
-
-
-def test_what_data_say_the_number_of_is_refused() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("NonZero", ["t"], ["y"])]
-    model = make_model(nodes, [value("x", "n")], ["y"])
-    with pytest.raises(ShapeError, match="n cannot be left open"):
-        tvm_ext.compile(model, shapes={"x": ("n",)})

@@ -111,6 +111,18 @@ def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
     assert again.profile(runs=1).latency_us > 0
 
 
+def test_products_are_checked() -> None:
+    nodes = [helper.make_node(op, [a], [b]) for op, a, b in (("Relu", "w", "y"), ("Exp", "x", "e"))]
+    nodes.append(helper.make_node("Exp", ["z"], ["f"]))
+    model = make_model(nodes, [value(name, name, 4) for name in "xzw"], ["y", "e", "f"])
+    anywhere = tvm_ext.compile(model, shapes={"x": "b", "z": "n", "w": "b*n"}, verify=False)
+    assert anywhere.inputs[2].shape == ("b*n", 4)
+    x, z, w = (np.ones((rows, 4), np.float32) for rows in (3, 2, 6))
+    np.testing.assert_array_equal(anywhere(x, z, w)[0], w)
+    with pytest.raises(InputError, match=r"input 'w': b\*n is 5, but 6 with 3 for b and 2 for n"):
+        anywhere(x, z, w[:5])
+
+
 def step_model() -> onnx.ModelProto:
     """New words that look back at those kept and, in turn, at each other."""
     nodes = [
@@ -160,7 +172,7 @@ def test_new_words_behind_others() -> None:
         wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
         for result, expected in zip(anywhere(inputs), wanted, strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="past is 129, but 130 in input 'keys'"):
+    with pytest.raises(InputError, match=r"'mask': new\+past is 130, but 131 with 1 for new"):
         anywhere(inputs | {"mask": inputs["mask"][:, 1:]})
 
 

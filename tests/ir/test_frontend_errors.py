@@ -308,6 +308,10 @@ def test_symbolic_dimensions_show_the_shape_to_give() -> None:
         ({"image": (1, 4, 8, 8)}, ["'image'", "4 at position 1", "fixes it to 3", "give 3 there"]),
         ({"image": (0, 3, 8, 8)}, ["'image'", "0 is not positive"]),
         ({"n": (-1,)}, ["'n'", "-1 is not positive"]),
+        ({"n": -1}, ["'n'", "-1 is not positive"]),
+        ({"image": 5}, ["(5)", "'image'", "1 dimensions", "declares 4: (n, 3, 8, 8)"]),
+        ({"n": (1, 3)}, ["'n' is a dimension, of input 'image' (n, 3, 8, 8)", "(1, 3)", "one"]),
+        ({"n": 99_999_999_999_999}, ["'image'", "(99999999999999, 3, 8, 8)", "more than"]),
         ({"image": "1,3,8,8"}, ["'image'", "give a tuple of integers"]),
         ({"image": (1.5, 3, 8, 8)}, ["'image'", "give a tuple of integers"]),
         ({"image": (1, 3, 8, 8), "mask": (2, 8)}, ["'mask'", "'n' to 2", "'image' sets it to 1"]),
@@ -357,7 +361,25 @@ def test_a_name_stands_for_an_extent() -> None:
     )
     given = {"image": ("k", 3, 8)}
     assert resolve_shapes(model, given, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
-    assert resolve_shapes(model, {"n": ("k",)}, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
+    for symbol in ("k", ("k",), 7):
+        assert resolve_shapes(model, {"n": symbol}, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
     with pytest.raises(ShapeError) as caught:
         resolve_shapes(model, {"image": ("k", "k", 8)}, 7)
     assert_one_line(caught.value, "'image'", "'k' open at position 1", "fixes it to 3")
+
+
+def test_names_are_said_not_what_stands_for_them() -> None:
+    model = make_model(
+        [helper.make_node("Add", ["image", "mask"], ["y"])],
+        [value("image", "n", 3, 8), value("mask", "n", 1, 8)],
+        ["y"],
+    )
+    numbers = {"p": 458, "q": 94}
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": ("p", 3, 8), "mask": ("q", 1, 8)}, numbers)
+    assert_one_line(caught.value, "(q, 1, 8)", "'mask'", "'n' to q", "'image' sets it to p")
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": ("p", 3)}, numbers)
+    assert_one_line(caught.value, "shape (p, 3) given for input 'image' has 2 dimensions")
+    with pytest.raises(ModelError, match="extent 'p-460' of input 'image' is -2"):
+        resolve_shapes(model, {"image": ("p-460", 3, 8)}, numbers)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_ext.errors import ModelError
+from tvm_ext.extents import Shapes
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.microsoft import restated
 from tvm_ext.frontend.non_max import kept_boxes
@@ -28,8 +29,8 @@ from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import let_go, quiet, simplify
 from tvm_ext.frontend.weights import attach_weights, detach_weights
-from tvm_ext.tvm_api import (
 from tvm_ext.shield import readable
+from tvm_ext.tvm_api import (
     IRModule,
     constant,
     constant_array,
@@ -78,7 +79,7 @@ class ImportedModel:
 
 def import_onnx(
     source: str | os.PathLike[str] | onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    shapes: Shapes | None = None,
     extents: int | Mapping[str, int] = 1,
 ) -> ImportedModel:
     """Read, simplify and import an ONNX model; a `ModelProto` given as source is not changed.

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tvm_ext.errors import ArtifactError, InputError
-from tvm_ext.extents import names, solved
+from tvm_ext.extents import assigned, evaluated, names
 from tvm_ext.hardware import cpu_features, physical_cores
 from tvm_ext.hardware.isa import AMX
 from tvm_ext.records.manifest import Manifest, TensorInfo
@@ -213,17 +213,17 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
-    """Whether a shape is one of those that a name in the declared one stands for."""
+    """Whether a shape is the declared one but for what is left open there."""
     return len(shape) == len(declared) and all(
-        own > 0 if isinstance(known, str) else own == known
-        for own, known in zip(shape, declared, strict=True)
+        isinstance(known, str) or own == known for own, known in zip(shape, declared, strict=True)
     )
 
 
 def _check_alike(
     infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], fewest: Mapping[str, int]
 ) -> None:
-    """Raises InputError where what is open has two values, or too small a one."""
+    """Raises InputError where what is open has two values, or too small a one, and where a sum is
+    not that of its names, each of which is somewhere an extent by itself."""
     found = [
         (text, extent, info.name)
         for info, array in zip(infos, arrays, strict=True)
@@ -232,14 +232,28 @@ def _check_alike(
     ]
     values: dict[str, int] = {}
     told: dict[str, str] = {}
-    for text, extent, source in sorted(found, key=lambda one: len(names(one[0]))):
-        name, value = solved(text, extent, values)
-        least = fewest.get(name, 1)
-        if value is None or value < least:
-            raise InputError(f"input {source!r}: {text} is {extent}; {name} is {least} or more")
-        known, where = values.setdefault(name, value), told.setdefault(name, source)
-        if known != value:
+    for text, extent, source in found:
+        if names(text) != {text}:
+            continue
+        least = fewest.get(text, 1)
+        if extent < least:
             raise InputError(
-                f"input {source!r}: {name} is {value}, but {known} in input {where!r}; "
+                f"input {source!r}: {text} is {extent}; {text} is {least} or more; give more"
+            )
+        known, where = values.setdefault(text, extent), told.setdefault(text, source)
+        if known != extent:
+            raise InputError(
+                f"input {source!r}: {text} is {extent}, but {known} in input {where!r}; "
                 "give both the same"
+            )
+    for text, least in fewest.items():
+        value = evaluated(text, values)
+        if value is not None and value < least:
+            raise InputError(f"inputs: {text} is {value}; {text} is {least} or more; give more")
+    for text, extent, source in found:
+        value = evaluated(text, values)
+        if value is not None and value != extent:
+            of = assigned({name: own for name, own in values.items() if name in names(text)})
+            raise InputError(
+                f"input {source!r}: {text} is {extent}, but {value} with {of}; give {value}"
             )

@@ -150,6 +150,19 @@ def test_the_least_extent_leaves_elements() -> None:
         anywhere.profile(runs=0)
 
 
+@pytest.mark.parametrize("least", [9, 70])
+def test_a_model_of_many_is_compared_at_as_many(least: int) -> None:
+    """ONNX Runtime refuses a window that does not fit."""
+    pytest.importorskip("onnxruntime")
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    model = make_model([node], [value("x", 1, 4, "n")], ["y"], {"w": weights(4, 4, least)})
+    anywhere = tvm_ext.compile(model, shapes={"n": "n"}, verify=False)
+    assert anywhere.manifest.fewest == {"n": least}
+    found = check_model(anywhere, model)
+    assert found is not None
+    assert found.error < 1e-4
+
+
 def test_one_number_or_name_for_a_dimension() -> None:
     model = open_model()
     assert tvm_ext.compile(model, shapes={"batch": 2}, verify=False).inputs[0].shape[0] == 2

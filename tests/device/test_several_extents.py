@@ -111,6 +111,35 @@ def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
     assert again.profile(runs=1).latency_us > 0
 
 
+def side_by_side() -> onnx.ModelProto:
+    """Rows of two inputs, windows of 25 over them, and a third input as long as both."""
+    nodes = [
+        helper.make_node("Concat", ["x", "z"], ["t"], axis=2),
+        helper.make_node("Add", ["t", "w"], ["u"]),
+        helper.make_node("Conv", ["u", "taps"], ["y"]),
+    ]
+    inputs = [value("x", 1, 4, "a"), value("z", 1, 4, "b"), value("w", 1, 4, "c")]
+    return make_model(nodes, inputs, ["y"], {"taps": weights(4, 4, 25)})
+
+
+def test_sums_are_checked_and_large_enough() -> None:
+    shapes: Any = {"x": (1, 4, "p"), "z": (1, 4, "n"), "w": (1, 4, "p+n")}
+    anywhere = tvm_ext.compile(side_by_side(), shapes=shapes, verify=False)
+    assert anywhere.manifest.fewest == {"n+p": 25}
+
+    def run(*lengths: int) -> Any:
+        return anywhere(*(np.zeros((1, 4, length), np.float32) for length in lengths))[0]
+
+    assert run(12, 14, 26).shape == (1, 4, 2)
+    with pytest.raises(
+        InputError, match=r"input 'w': p\+n is 27, but 26 with 12 for p and 14 for n"
+    ):
+        run(12, 14, 27)
+    with pytest.raises(InputError, match=r"inputs: n\+p is 24; n\+p is 25 or more; give more"):
+        run(10, 14, 24)
+    assert anywhere.profile(runs=1).latency_us > 0
+
+
 def test_products_are_checked() -> None:
     nodes = [helper.make_node(op, [a], [b]) for op, a, b in (("Relu", "w", "y"), ("Exp", "x", "e"))]
     nodes.append(helper.make_node("Exp", ["z"], ["f"]))

@@ -175,8 +175,8 @@ def extent_text(values: Mapping[Point, int], names: Sequence[str]) -> int | str:
 
 
 def fewest(mod: IRModule) -> dict[str, int]:
-    """By the names of the symbols of `main` the least numbers that leave no tensor without
-    elements, where they are not 1; what depends on several is not looked at."""
+    """By the names of the symbols of `main`, and sums of several, the least numbers that leave no
+    tensor without elements, where ones for all would leave some so."""
     shapes: dict[Any, None] = {}
 
     def look(node: Any) -> None:
@@ -188,12 +188,19 @@ def fewest(mod: IRModule) -> dict[str, int]:
     relax.analysis.post_order_visit(mod["main"], look)
     found: dict[str, int] = {}
     for extent in shapes:
-        symbols = dict.fromkeys(variables(extent), 0)
-        form = linear(extent, symbols) if len(symbols) == 1 else None
-        if form is not None and form[0][0] > 0:
-            name, least = str(next(iter(symbols)).name), -(-(1 - form[1]) // form[0][0])
-            found[name] = max(least, found.get(name, 1))
-    return {name: least for name, least in found.items() if least > 1}
+        symbols = sorted(set(variables(extent)), key=lambda symbol: str(symbol.name))
+        form = linear(extent, {symbol: place for place, symbol in enumerate(symbols)})
+        if form is None or min(form[0], default=0) <= 0:
+            continue
+        common = gcd(*form[0])
+        counts, least = [count // common for count in form[0]], -(-(1 - form[1]) // common)
+        if least > sum(counts):
+            terms = zip(counts, symbols, strict=True)
+            text = "+".join(
+                f"{count}*{own.name}" if count > 1 else str(own.name) for count, own in terms
+            )
+            found[text] = max(least, found.get(text, least))
+    return found
 
 
 def agrees(

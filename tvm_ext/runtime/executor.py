@@ -144,9 +144,10 @@ class Compiled:
         """Median time of every kernel while the model runs, on random inputs if none are given;
         `read_peak` tells the machine's peak beside every run (`runtime.peak.Peak.gflops`)."""
         given = bool(arrays or named)
-        fewest = self.manifest.fewest
         inputs = (
-            self.bind(*arrays, **named) if given else random_inputs(self.inputs, extents=fewest)
+            self.bind(*arrays, **named)
+            if given
+            else random_inputs(self.inputs, extents=self.manifest.extents())
         )
         names = [group.name for group in self.manifest.groups]
         return profile(self._module, names, inputs, runs, read_peak, self._device)

@@ -276,6 +276,13 @@ def test_shapes_that_do_not_go_together_are_told() -> None:
     )
 
 
+def test_windows_larger_than_what_they_slide_over() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    weights = {"w": np.ones((8, 8, 9), np.float32)}
+    model = make_model([node], [value("x", 1, 8, 5)], ["y"], weights)
+    import_error(model, "Conv (node 'y')", "its result 'y' would be of shape (1, 8, -3)")
+
+
 # Shapes
 
 

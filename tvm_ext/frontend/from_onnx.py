@@ -157,6 +157,10 @@ class _Importer(ONNXGraphImporter):
         for node in graph.node:
             self.at = f"{node.op_type} (node {node.name!r})"
             super()._construct_nodes(SimpleNamespace(node=[node]))
+            for name in filter(None, node.output):
+                extents = static_extents(getattr(self._nodes.get(name), "ty", None)) or ()
+                if min(extents, default=0) < 0:
+                    raise ValueError(f"its result {name!r} would be of shape {extents}")
 
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int

@@ -15,10 +15,11 @@ from math import log
 from typing import NamedTuple
 
 from tvm_ext.errors import ModelError
-from tvm_ext.extents import at_extents
+from tvm_ext.extents import Shapes, at_extents, evaluated, names
+from tvm_ext.graph.limits import agrees
 from tvm_ext.graph.share import Known
-from tvm_ext.graph.unify import Point, agrees
-from tvm_ext.source import Shapes, Source, left_open, merged, read_source, tables
+from tvm_ext.graph.unify import Point
+from tvm_ext.source import Source, left_open, merged, read_source, tables
 from tvm_ext.tvm_api import IRModule
 
 FAR = 5000
@@ -30,7 +31,8 @@ STEPS = 64
 
 
 class Bounds(NamedTuple):
-    """By the names of extents the least and the largest numbers; 1 and any for others."""
+    """By the names of extents, and sums of several, the least numbers, and by names the largest; 1
+    and any for others."""
 
     fewest: dict[str, int]
     most: dict[str, int]
@@ -104,10 +106,14 @@ def _low(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The least numbers of each extent for which a model is what it is for the first ones, no two
     alike, for as many texts as words it is another one by chance; and those to be allowed."""
+    sums = [text for text in fewest if text not in first]
     asked: dict[str, int] = {}
     for name in first:
         own = count(max(2, fewest.get(name, 1)))
         asked[name] = next(number for number in own if number not in asked.values())
+    for text in sums:
+        while (evaluated(text, asked) or 0) < fewest[text]:
+            asked |= {name: asked[name] + 1 for name in names(text)}
     low = dict(asked)
     if not reads.agree(low):
         for name in first:
@@ -124,16 +130,15 @@ def _low(
 
         if not reads.agree(low):
             low = raised(_least(lambda step: reads.agree(raised(step)), 0, STEPS))
-    least = {
-        name: fewest[name] if name in fewest and number == asked[name] else number
-        for name, number in low.items()
-    }
-    single = {n: 1 for n, number in low.items() if n not in fewest and number == asked[n]}
+    as_told = {name for name, number in low.items() if number == asked[name]}
+    told = as_told & {*fewest, *(name for text in sums for name in names(text))}
+    least = low | {name: fewest.get(name, 1) for name in told}
+    single = dict.fromkeys(as_told - told, 1)
     if not reads.fit(low | single):
         single = {name: 1 for name in single if reads.fit(low | {name: 1})}
         if not reads.fit(low | single):
             single = {}
-    return low, least | single
+    return low, least | {text: fewest[text] for text in sums} | single
 
 
 def _least(holds: Callable[[int], bool], without: int, with_it: int) -> int:

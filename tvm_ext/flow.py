@@ -16,9 +16,11 @@ from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.bounds import Bounds, bounds
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
+from tvm_ext.extents import Shapes
+from tvm_ext.graph.limits import fewest, most
 from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.merger import Explain
-from tvm_ext.graph.unify import Point, fewest, most
+from tvm_ext.graph.unify import Point
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
@@ -30,7 +32,6 @@ from tvm_ext.runtime.threads import use_threads
 from tvm_ext.shield import first_line, shield
 from tvm_ext.source import (
     Beginnings,
-    Shapes,
     Source,
     left_open,
     open_extents,
@@ -212,8 +213,9 @@ def compile(
     model        path of an ONNX file, an onnx.ModelProto, or a Relax IRModule
     target       "cpu" (this machine), a catalog name, or a TVM target
     log          tuning log: a folder or a .jsonl file
-    shapes       input name → shape, needed where the model leaves a dimension open; with a name in
-                 place of one of its numbers, such as ("n", 3, 224, 224), that is left to every run
+    shapes       input name → shape, or a dimension's name → its number, needed where the model
+                 leaves a dimension open; with a name in place of a number, such as
+                 ("n", 3, 224, 224), that is left to every run
     num_threads  threads to run on; all physical cores by default
     precision    "bfloat16" rounds what products and convolutions multiply, if the machine is
                  faster so; sums, and all between products, stay in float32. By default that is

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace as replace_info
 
 from tvm_ext.errors import ModelError, ShapeError
-from tvm_ext.extents import assigned, names
+from tvm_ext.extents import Shapes, as_shapes, assigned, names
 from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.graph.open_extent import are_apart
 from tvm_ext.graph.plan_memory import input_symbols
@@ -31,7 +31,7 @@ from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.tvm_api import (
     GenericConst,
     IRModule,
-    array_of,
+    constant_array,
     extents_of,
     in_map_order,
     relax,
@@ -43,8 +43,6 @@ LONG = 4096
 """What constants are known for that are worked out from positions."""
 GROWN_BYTES = 1 << 29
 """What constants may take that follow an open extent: for 982 images Swin's masks take 3 GB."""
-Shapes = Mapping[str, Sequence[int | str]]
-"""By the name of an input, or of a symbolic dimension; a text is the name of an open extent."""
 Infos = tuple[TensorInfo, ...]
 
 
@@ -61,14 +59,9 @@ class Source:
 
 def open_extents(model: Any, shapes: Shapes | None) -> tuple[str, ...]:
     """The names of what is left open, in the order of the inputs. Raises ShapeError if more than
-    MOST are, or for a text that is no extent."""
-    given = [shape for shape in (shapes or {}).values() if not isinstance(shape, str)]
+    MOST are, or for shapes that are none."""
+    given = as_shapes(shapes).values()
     texts = [extent for shape in given for extent in shape if isinstance(extent, str)]
-    for text in texts:
-        if not names(text):
-            raise ShapeError(
-                f"shapes: {text!r} is no extent; give a number, a name such as n, or a sum with one"
-            )
     found = tuple(dict.fromkeys(name for text in texts for name in sorted(names(text))))
     if isinstance(model, IRModule) and "main" in _functions(model):
         found = tuple(str(symbol.name) for symbol in input_symbols(model["main"]))
@@ -195,7 +188,8 @@ def tables(model: Any) -> Iterator[np.ndarray]:
     if isinstance(model, IRModule):
         for function in model.functions.values():
             if isinstance(function, relax.Function):
-                yield from (array_of(one.value) for one in in_map_order(function, GenericConst))
+                found = map(constant_array, in_map_order(function, GenericConst))
+                yield from (array for array in found if array is not None)
         return
     from tvm_ext.frontend.load import load_onnx
     from tvm_ext.frontend.weights import arrays
@@ -228,7 +222,8 @@ class Beginnings:
 
 def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:
     """What sources that were read with those numbers for what is open have in common; their module
-    is the first one's."""
+    is the first one's. Raises ShapeError unless a run can tell each of these numbers by an extent
+    of some input."""
     read = list(sources.values())
 
     def merged(infos: Sequence[TensorInfo]) -> TensorInfo:
@@ -242,7 +237,19 @@ def left_open(sources: Mapping[Point, Source], opened: Sequence[str]) -> Source:
         infos = [getattr(source, kind) for source in read]
         return tuple(map(merged, zip(*infos, strict=True)))
 
-    return replace(read[0], inputs=each("inputs"), outputs=each("outputs"))
+    inputs = each("inputs")
+    texts = {own: info.name for info in inputs for own in info.shape if isinstance(own, str)}
+    for name in opened:
+        if name not in texts:
+            within = [
+                f"{own} of input {text!r}" for own, text in texts.items() if name in names(own)
+            ]
+            where = ", only in " + ", ".join(within) if within else ""
+            raise ShapeError(
+                f"shapes: {name} is nowhere an extent by itself{where}; give such an extent a name "
+                "of its own"
+            )
+    return replace(read[0], inputs=inputs, outputs=each("outputs"))
 
 
 def _functions(mod: IRModule) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_ext.assembly import assemble
 from tvm_ext.errors import ModelError, TargetError
+from tvm_ext.extents import Shapes
 from tvm_ext.flow import hardware_for, log_notes, lower, plan_all
 from tvm_ext.hardware import runs_here
 from tvm_ext.hardware.model import HardwareModel
@@ -21,7 +22,6 @@ from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.search import Objective, SketchRule
-from tvm_ext.source import Shapes
 from tvm_ext.symbolic import parts, plan
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tuning import Tuner, Watch, unwatched

@@ -263,8 +263,9 @@ def array_of(tensor: Any) -> np.ndarray:
 
 
 def constant_array(expr: Any) -> Any:
-    """The array of a Relax constant, not to be written to; None for any other expression."""
-    return array_of(expr.value) if isinstance(expr, GenericConst) else None
+    """The array of a Relax constant, not to be written to; None of all else, constant types too."""
+    is_tensor = isinstance(expr, GenericConst) and hasattr(expr.value, "shape")
+    return array_of(expr.value) if is_tensor else None
 
 
 def constant(array: np.ndarray, dtype: str = "") -> Any:

@@ -124,13 +124,24 @@ def test_a_sum_over_the_batch_is_right_if_slow() -> None:
         np.testing.assert_allclose(anywhere(x)[0], x.sum(0), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_cut_to_a_length_is_seen() -> None:
-    """Both numbers that stand for the extent are larger: the model would always give 100 rows."""
-    bounds = {"zero": np.array([0]), "most": np.array([100])}
+@pytest.mark.parametrize(
+    ("rows", "taken", "refused", "limit"),
+    [(100, (100, 300), 99, "100 or more"), (512, (1, 512), 513, "512 at most")],
+)
+def test_what_is_cut_to_a_length_is_seen(
+    rows: int, taken: tuple[int, ...], refused: int, limit: str
+) -> None:
+    """Both numbers that stand for the extent are larger, or smaller: the model would always give
+    those rows, or all there are."""
+    bounds = {"zero": np.array([0]), "most": np.array([rows])}
     cut = helper.make_node("Slice", ["x", "zero", "most", "zero"], ["y"])
     model = make_model([cut], [value("x", "n", 6)], ["y"], bounds)
-    with pytest.raises(ShapeError, match="cannot be left open"):
-        tvm_ext.compile(model, shapes={"x": ("n", 6)})
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 6)})
+    for n in taken:
+        x = rng.standard_normal((n, 6)).astype(np.float32)
+        np.testing.assert_array_equal(anywhere(x)[0], x[:rows])
+    with pytest.raises(InputError, match=f"^input 'x': n is {refused}; n is {limit}; give"):
+        anywhere(np.zeros((refused, 6), np.float32))
 
 
 def test_the_least_extent_leaves_elements() -> None:
@@ -142,9 +153,39 @@ def test_the_least_extent_leaves_elements() -> None:
     for batch in (4, 7):
         x = rng.standard_normal((batch, 6)).astype(np.float32)
         np.testing.assert_array_equal(anywhere(x)[0], x[3:])
-    with pytest.raises(InputError, match="input 'x': n is 3; n is 4 or more"):
-        anywhere(x[:3])
+    for rows in (3, 0):
+        with pytest.raises(InputError, match=f"input 'x': n is {rows}; n is 4 or more; give more"):
+            anywhere(x[:rows])
     assert anywhere.profile(runs=1).latency_us > 0
+    with pytest.raises(InputError, match="profile: 0 runs tell no time; give 1 or more"):
+        anywhere.profile(runs=0)
+
+
+@pytest.mark.parametrize("least", [9, 70])
+def test_a_model_of_many_is_compared_at_as_many(least: int) -> None:
+    """ONNX Runtime refuses a window that does not fit."""
+    pytest.importorskip("onnxruntime")
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    model = make_model([node], [value("x", 1, 4, "n")], ["y"], {"w": weights(4, 4, least)})
+    anywhere = tvm_ext.compile(model, shapes={"n": "n"}, verify=False)
+    assert anywhere.manifest.fewest == {"n": least}
+    found = check_model(anywhere, model)
+    assert found is not None
+    assert found.error < 1e-4
+
+
+def test_one_number_or_name_for_a_dimension() -> None:
+    model = open_model()
+    assert tvm_ext.compile(model, shapes={"batch": 2}, verify=False).inputs[0].shape[0] == 2
+    anywhere = tvm_ext.compile(model, shapes={"batch": "batch"}, verify=False)
+    assert anywhere.inputs[0].shape[0] == "batch"
+
+
+def test_what_data_say_the_number_of_is_refused() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("NonZero", ["t"], ["y"])]
+    model = make_model(nodes, [value("x", "n")], ["y"])
+    with pytest.raises(ShapeError, match="n cannot be left open"):
+        tvm_ext.compile(model, shapes={"x": ("n",)})
 
 
 @pytest.mark.parametrize("words", [461, 462, 31])

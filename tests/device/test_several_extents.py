@@ -96,6 +96,8 @@ def test_what_is_given_is_checked_by_name() -> None:
         texts()(inputs | {"mask": inputs["mask"][:, :4]})
     with pytest.raises(InputError, match="words: the model has values for 600 at most"):
         texts()(given(1, 601))
+    with pytest.raises(InputError, match="words: the model has values for 600 at most"):
+        texts().profile(given(1, 601), runs=1)
 
 
 def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
@@ -107,6 +109,47 @@ def test_it_is_checked_as_a_whole_and_replayed(tmp_path: Any) -> None:
     inputs = given(2, 9)
     np.testing.assert_array_equal(again(inputs)[0], texts()(inputs)[0])
     assert again.profile(runs=1).latency_us > 0
+
+
+def side_by_side() -> onnx.ModelProto:
+    """Rows of two inputs, windows of 25 over them, and a third input as long as both."""
+    nodes = [
+        helper.make_node("Concat", ["x", "z"], ["t"], axis=2),
+        helper.make_node("Add", ["t", "w"], ["u"]),
+        helper.make_node("Conv", ["u", "taps"], ["y"]),
+    ]
+    inputs = [value("x", 1, 4, "a"), value("z", 1, 4, "b"), value("w", 1, 4, "c")]
+    return make_model(nodes, inputs, ["y"], {"taps": weights(4, 4, 25)})
+
+
+def test_sums_are_checked_and_large_enough() -> None:
+    shapes: Any = {"x": (1, 4, "p"), "z": (1, 4, "n"), "w": (1, 4, "p+n")}
+    anywhere = tvm_ext.compile(side_by_side(), shapes=shapes, verify=False)
+    assert anywhere.manifest.fewest == {"n+p": 25}
+
+    def run(*lengths: int) -> Any:
+        return anywhere(*(np.zeros((1, 4, length), np.float32) for length in lengths))[0]
+
+    assert run(12, 14, 26).shape == (1, 4, 2)
+    with pytest.raises(
+        InputError, match=r"input 'w': p\+n is 27, but 26 with 12 for p and 14 for n"
+    ):
+        run(12, 14, 27)
+    with pytest.raises(InputError, match=r"inputs: n\+p is 24; n\+p is 25 or more; give more"):
+        run(10, 14, 24)
+    assert anywhere.profile(runs=1).latency_us > 0
+
+
+def test_products_are_checked() -> None:
+    nodes = [helper.make_node(op, [a], [b]) for op, a, b in (("Relu", "w", "y"), ("Exp", "x", "e"))]
+    nodes.append(helper.make_node("Exp", ["z"], ["f"]))
+    model = make_model(nodes, [value(name, name, 4) for name in "xzw"], ["y", "e", "f"])
+    anywhere = tvm_ext.compile(model, shapes={"x": "b", "z": "n", "w": "b*n"}, verify=False)
+    assert anywhere.inputs[2].shape == ("b*n", 4)
+    x, z, w = (np.ones((rows, 4), np.float32) for rows in (3, 2, 6))
+    np.testing.assert_array_equal(anywhere(x, z, w)[0], w)
+    with pytest.raises(InputError, match=r"input 'w': b\*n is 5, but 6 with 3 for b and 2 for n"):
+        anywhere(x, z, w[:5])
 
 
 def step_model() -> onnx.ModelProto:
@@ -158,7 +201,7 @@ def test_new_words_behind_others() -> None:
         wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
         for result, expected in zip(anywhere(inputs), wanted, strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="past is 129, but 130 in input 'keys'"):
+    with pytest.raises(InputError, match=r"'mask': new\+past is 130, but 131 with 1 for new"):
         anywhere(inputs | {"mask": inputs["mask"][:, 1:]})
 
 

@@ -208,7 +208,7 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
     model.opset_import.append(helper.make_opsetid("my.domain", 1))
     import_error(
         model,
-        "Det (node 'first', '#2')",
+        "Det (node 'first', 'c')",
         "Unheard (node 'standard domain, unknown')",
         "my.domain::Foo (node 'custom')",
         "my.domain::Relu (node 'other relu')",
@@ -244,7 +244,7 @@ def test_what_the_importer_would_get_wrong_is_refused(
     if "s" in node.input and not constants:
         inputs.append(value("s", 4, dtype=TensorProto.INT64))
     model = make_model([node], inputs, ["y"], constants)
-    import_error(model, f"{node.op_type}", part, "node '#0'")
+    import_error(model, f"{node.op_type}", part, "node 'y'")
 
 
 def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,9 +254,33 @@ def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixtur
         ["y"],
         {"w": np.ones((4, 5), np.float32)},
     )
-    import_error(model, "MatMul (node 'mixer')", "cannot be imported", "export the model without")
+    import_error(
+        model,
+        "MatMul (node 'mixer')",
+        "cannot be imported",
+        "the LHS x has shape (2, 3), while the RHS a constant has shape (4, 5)",
+        "export the model without",
+    )
     printed = capfd.readouterr()
     assert printed.out == printed.err == ""
+
+
+def test_shapes_that_do_not_go_together_are_told() -> None:
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    model = make_model([add], [value("x", 2, 3)], ["y"], {"w": np.ones(4, np.float32)})
+    import_error(
+        model,
+        "Add (node 'y')",
+        "In relax.add, the first input shape at dim 1 is 3 and the second",
+        "shape at dim 0 is 4, which are not broadcastable",
+    )
+
+
+def test_windows_larger_than_what_they_slide_over() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    weights = {"w": np.ones((8, 8, 9), np.float32)}
+    model = make_model([node], [value("x", 1, 8, 5)], ["y"], weights)
+    import_error(model, "Conv (node 'y')", "its result 'y' would be of shape (1, 8, -3)")
 
 
 # Shapes
@@ -291,6 +315,10 @@ def test_symbolic_dimensions_show_the_shape_to_give() -> None:
         ({"image": (1, 4, 8, 8)}, ["'image'", "4 at position 1", "fixes it to 3", "give 3 there"]),
         ({"image": (0, 3, 8, 8)}, ["'image'", "0 is not positive"]),
         ({"n": (-1,)}, ["'n'", "-1 is not positive"]),
+        ({"n": -1}, ["'n'", "-1 is not positive"]),
+        ({"image": 5}, ["(5)", "'image'", "1 dimensions", "declares 4: (n, 3, 8, 8)"]),
+        ({"n": (1, 3)}, ["'n' is a dimension, of input 'image' (n, 3, 8, 8)", "(1, 3)", "one"]),
+        ({"n": 99_999_999_999_999}, ["'image'", "(99999999999999, 3, 8, 8)", "more than"]),
         ({"image": "1,3,8,8"}, ["'image'", "give a tuple of integers"]),
         ({"image": (1.5, 3, 8, 8)}, ["'image'", "give a tuple of integers"]),
         ({"image": (1, 3, 8, 8), "mask": (2, 8)}, ["'mask'", "'n' to 2", "'image' sets it to 1"]),
@@ -340,7 +368,25 @@ def test_a_name_stands_for_an_extent() -> None:
     )
     given = {"image": ("k", 3, 8)}
     assert resolve_shapes(model, given, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
-    assert resolve_shapes(model, {"n": ("k",)}, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
+    for symbol in ("k", ("k",), 7):
+        assert resolve_shapes(model, {"n": symbol}, 7) == {"image": (7, 3, 8), "mask": (7, 1, 8)}
     with pytest.raises(ShapeError) as caught:
         resolve_shapes(model, {"image": ("k", "k", 8)}, 7)
     assert_one_line(caught.value, "'image'", "'k' open at position 1", "fixes it to 3")
+
+
+def test_names_are_said_not_what_stands_for_them() -> None:
+    model = make_model(
+        [helper.make_node("Add", ["image", "mask"], ["y"])],
+        [value("image", "n", 3, 8), value("mask", "n", 1, 8)],
+        ["y"],
+    )
+    numbers = {"p": 458, "q": 94}
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": ("p", 3, 8), "mask": ("q", 1, 8)}, numbers)
+    assert_one_line(caught.value, "(q, 1, 8)", "'mask'", "'n' to q", "'image' sets it to p")
+    with pytest.raises(ShapeError) as caught:
+        resolve_shapes(model, {"image": ("p", 3)}, numbers)
+    assert_one_line(caught.value, "shape (p, 3) given for input 'image' has 2 dimensions")
+    with pytest.raises(ModelError, match="extent 'p-460' of input 'image' is -2"):
+        resolve_shapes(model, {"image": ("p-460", 3, 8)}, numbers)

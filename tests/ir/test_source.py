@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import make_model
+from onnx_models import make_model, value
 
 from tvm_ext.errors import ShapeError
 from tvm_ext.graph.unify import EXTENTS, SEVERAL
-from tvm_ext.source import left_open, open_extents, read_open
+from tvm_ext.source import left_open, open_extents, read_open, read_source, tables
 
 
 def with_mask(size: int, repeated: bool) -> onnx.ModelProto:
@@ -68,3 +69,32 @@ def test_names_in_order() -> None:
     assert open_extents(None, shapes) == ("batch", "new", "past")
     with pytest.raises(ShapeError, match="a, b, c, d are left open, 3 can be; give numbers"):
         open_extents(None, {"x": ("a", "b", "c", "d")})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (
+            {"x": ("n+1", 4), "z": (1, 4)},
+            r"n is nowhere an extent by itself, only in n\+1 of input",
+        ),
+        ({"x": ("2*n", 4), "z": (1, 4)}, "n is nowhere an extent by itself, only in 2.n of input"),
+        ({"x": ("p", 4), "z": ("p+n", 4)}, r"n is nowhere an .*, only in p\+n of input 'z'; give"),
+        ({"x": ("0*n+4", 4), "z": (1, 4)}, "n is nowhere an extent by itself; give"),
+    ],
+)
+def test_a_run_has_to_be_told_each_extent(shapes: Any, words: str) -> None:
+    """TVM reads them from the shapes of inputs, and solves no equations."""
+    node = helper.make_node("Concat", ["x", "z"], ["y"], axis=0)
+    model = make_model([node], [value("x", "a", 4), value("z", "b", 4)], ["y"])
+    opened = open_extents(model, shapes)
+    with pytest.raises(ShapeError, match=words):
+        left_open(next(read_open(model, shapes, opened)), opened)
+
+
+def test_weights_are_arrays_not_types() -> None:
+    """A view's element type is a constant of a function as well."""
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    model = make_model([node], [value("x", 5)], ["y"])
+    mod = read_source(model, None).mod
+    assert all(isinstance(array, np.ndarray) for array in tables(mod))

@@ -26,6 +26,7 @@ from tvm_ext.tile import (
     show_graph,
     show_plan,
 )
+from tvm_ext.tile.axis import divisors
 from tvm_ext.tile.classify import (
     has_no_gaps,
     has_reuse,
@@ -36,6 +37,16 @@ from tvm_ext.tile.classify import (
 )
 
 small = st.integers(1, 6)
+
+
+@given(st.integers(1, 400), st.none() | st.integers(1, 30))
+def test_divisors(extent: int, limit: int | None) -> None:
+    numbers = range(1, (limit or extent) + 1)
+    assert divisors(extent, limit) == [size for size in numbers if extent % size == 0]
+
+
+def test_divisors_of_a_large_extent() -> None:
+    assert divisors(1 << 40) == [1 << power for power in range(41)]
 
 
 @st.composite

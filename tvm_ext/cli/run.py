@@ -57,7 +57,7 @@ def work(args: argparse.Namespace) -> Answer:
     compiled = load(args.artifact, args.threads)
     inputs = given
     if inputs is None:
-        arrays = random_inputs(compiled.inputs, args.seed, compiled.manifest.fewest)
+        arrays = random_inputs(compiled.inputs, args.seed, compiled.manifest.extents())
         inputs = {info.name: x for info, x in zip(compiled.inputs, arrays, strict=True)}
     arrays = compiled(inputs)
     names = [info.name for info in compiled.outputs]

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_ext.errors import ModelError
+from tvm_ext.extents import Shapes
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.microsoft import restated
 from tvm_ext.frontend.non_max import kept_boxes
@@ -29,6 +30,7 @@ from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import let_go, quiet, simplify
 from tvm_ext.frontend.too_few import too_few
 from tvm_ext.frontend.weights import attach_weights, detach_weights
+from tvm_ext.shield import readable
 from tvm_ext.tvm_api import (
     IRModule,
     constant,
@@ -78,7 +80,7 @@ class ImportedModel:
 
 def import_onnx(
     source: str | os.PathLike[str] | onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    shapes: Shapes | None = None,
     extents: int | Mapping[str, int] = 1,
 ) -> ImportedModel:
     """Read, simplify and import an ONNX model; a `ModelProto` given as source is not changed.
@@ -160,6 +162,10 @@ class _Importer(ONNXGraphImporter):
         for node in graph.node:
             self.at = f"{node.op_type} (node {node.name!r})"
             super()._construct_nodes(SimpleNamespace(node=[node]))
+            for name in filter(None, node.output):
+                extents = static_extents(getattr(self._nodes.get(name), "ty", None)) or ()
+                if min(extents, default=0) < 0:
+                    raise ValueError(f"its result {name!r} would be of shape {extents}")
 
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
@@ -314,7 +320,7 @@ def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRMo
         cause = error.__cause__ if isinstance(error, _ConversionError) else error
         raise ModelError(
             f"{importer.at} cannot be imported by TVM {tvm_version()}: "
-            f"{type(cause).__name__}: {one_line(str(cause))}; "
+            f"{type(cause).__name__}: {one_line(readable(str(cause)))}; "
             "give other shapes, or export the model without it"
         ) from cause
 

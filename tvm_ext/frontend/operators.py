@@ -52,10 +52,10 @@ MICROSOFT = {"BiasGelu", "FastGelu", "Gelu", "MatMulInteger16"}
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Name each unnamed node by its index, `#12`, so that messages can point at it; in place."""
-    for position, node in enumerate(graph.node):
+    """Name each unnamed node by its first output, so that messages can point at it; in place."""
+    for node in graph.node:
         if not node.name:
-            node.name = f"#{position}"
+            node.name = next(filter(None, node.output), "")
 
 
 def modernise(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -113,7 +113,7 @@ def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def unsupported(nodes: Iterable[ir.Node]) -> str | None:
     """All operators among `nodes` that the importer cannot read, with their nodes; None if none.
 
-    For example `LSTM (node 'encoder', '#7'), my.domain::Foo (node '#9')`.
+    For example `LSTM (node 'encoder', 'h1'), my.domain::Foo (node 'y')`.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:

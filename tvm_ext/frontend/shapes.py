@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from operator import index
-from typing import Any
+from math import prod
 
 import onnx
 
-from tvm_ext.errors import ShapeError
-from tvm_ext.extents import at_extents, evaluated, names
+from tvm_ext.errors import ModelError, ShapeError
+from tvm_ext.extents import Shapes, as_shapes, at_extents, evaluated, names
 
 Dim = int | str | None
 """A static extent, the name of a symbolic one, or an unnamed symbolic one."""
+Symbols = dict[str, tuple[int | str, str]]
+"""What is given for symbolic dimensions, by their names, and where."""
+MOST_ELEMENTS = 1 << 40
+"""What an input may have: more is a slip of the pen, and nothing is made to plan for it."""
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
@@ -46,45 +49,44 @@ def runtime_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def resolve_shapes(
-    model: onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
-    extents: int | Mapping[str, int] = 1,
+    model: onnx.ModelProto, shapes: Shapes | None = None, extents: int | Mapping[str, int] = 1
 ) -> dict[str, tuple[int, ...]]:
     """A static shape for every input of `model`.
 
     shapes  by input name, or by the name of a symbolic dimension with its one value:
-            `{"x": (1, 3, 224, 224)}` or `{"batch": (1,)}`. A symbol bound in one input holds in
-            all the others.
+            `{"x": (1, 3, 224, 224)}` or `{"batch": 1}`. A symbol bound in one input holds in all
+            the others.
     extents what names in place of numbers stand for, be it in a sum
 
     Raises ShapeError: an unknown name, a wrong rank, a value that is not positive or contradicts
-    a static dimension or the same symbol elsewhere, or symbolic dimensions left without a value.
+    a static dimension or the same symbol elsewhere, symbolic dimensions left without a value, or
+    more than MOST_ELEMENTS. ModelError for a sum that is not positive with those numbers.
     """
     declared = {value.name: _dims(value) for value in runtime_inputs(model)}
-    symbols: dict[str, tuple[int, str]] = {}
-    given: dict[str, tuple[int, ...]] = {}
+    symbols: Symbols = {}
+    given: dict[str, tuple[int | str, ...]] = {}
     known = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
-    for name, shape in (shapes or {}).items():
-        checked = _positive(name, _with_numbers(name, shape, declared.get(name), extents))
+    for name, shape in as_shapes(shapes).items():
         dims = declared.get(name)
-        is_symbol = name in known and len(checked) == 1  # which an input may be called like
+        is_symbol = name in known and len(shape) == 1  # which an input may be called like
         if name in declared and not (is_symbol and dims is not None and len(dims) > 1):
-            given[name] = checked
+            given[name] = shape
         elif is_symbol:
-            symbols[name] = (checked[0], "the shape given for it")
+            symbols[name] = (shape[0], "the shape given for it")
         else:
-            raise ShapeError(_unknown(name, declared, known))
+            raise ShapeError(_unknown(name, shape, declared, known))
     for name, shape in given.items():
         dims = declared[name]
         if dims is not None:
-            _fit(name, shape, dims, symbols)
-    resolved = {
-        name: given.get(name) or _substitute(dims, symbols) for name, dims in declared.items()
+            _fit(name, shape, dims, symbols, extents)
+    written: dict[str, tuple[Dim, ...]] = {
+        name: given[name] if name in given else _substitute(dims, symbols, extents)
+        for name, dims in declared.items()
     }
-    missing = [name for name, shape in resolved.items() if shape is None]
+    missing = {name: declared[name] for name, shape in written.items() if None in shape}
     if missing:
-        raise ShapeError(_missing({name: declared[name] for name in missing}, symbols))
-    return {name: shape for name, shape in resolved.items() if shape is not None}
+        raise ShapeError(_missing(missing, symbols, extents))
+    return {name: _numbers(name, shape, extents) for name, shape in written.items()}
 
 
 def apply_shapes(model: onnx.ModelProto, resolved: Mapping[str, Sequence[int]]) -> None:
@@ -121,112 +123,117 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     )
 
 
-def _with_numbers(
-    name: str,
-    shape: Sequence[int | str],
-    dims: tuple[Dim, ...] | None,
-    extents: int | Mapping[str, int],
-) -> Any:
-    """The shape with numbers for names. Raises ShapeError where one stands for what the model
-    fixes."""
-    if isinstance(shape, str):
-        return shape  # no shape at all, and a number is not what is missing
-    for position, (own, dim) in enumerate(zip(shape, dims or (), strict=False)):
-        if isinstance(own, str) and isinstance(dim, int):
-            raise ShapeError(
-                f"shape of input {name!r} leaves {own!r} open at position {position}, but the "
-                f"model fixes it to {dim}: {_show(dims)}; give {dim} there"
-            )
-    return [at_extents(own, extents) for own in shape]
-
-
-def _positive(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    try:
-        checked = tuple(index(extent) for extent in shape)
-    except TypeError:
+def _numbers(
+    name: str, shape: tuple[Dim, ...], extents: int | Mapping[str, int]
+) -> tuple[int, ...]:
+    """The shape with numbers for names. Raises ModelError where one is not positive, ShapeError for
+    too many elements."""
+    found = {own: at_extents(own, extents) for own in shape if own is not None}
+    less = next((own for own, extent in found.items() if extent < 1), None)
+    if less is not None:
+        raise ModelError(f"extent {less!r} of input {name!r} is {found[less]}; it is 1 or more")
+    numbers = tuple(found[own] for own in shape if own is not None)
+    if prod(numbers) > MOST_ELEMENTS:
         raise ShapeError(
-            f"shape of {name!r} is {shape!r}; give a tuple of integers such as (1, 3, 224, 224)"
-        ) from None
-    bad = next((extent for extent in checked if extent < 1), None)
-    if bad is not None:
-        raise ShapeError(f"shape of {name!r} is {checked}: {bad} is not positive; give 1 or more")
-    return checked
+            f"shape of input {name!r} is {_show(shape)}: that is more than {MOST_ELEMENTS} "
+            "elements; give less"
+        )
+    return numbers
 
 
 def _fit(
     name: str,
-    shape: tuple[int, ...],
+    shape: tuple[int | str, ...],
     dims: tuple[Dim, ...],
-    symbols: dict[str, tuple[int, str]],
+    symbols: Symbols,
+    extents: int | Mapping[str, int],
 ) -> None:
     """Check one given shape, and bind the symbols it gives a value to."""
     if len(shape) != len(dims):
         raise ShapeError(
-            f"shape {shape} given for input {name!r} has {len(shape)} dimensions, but the model "
-            f"declares {len(dims)}: {_show(dims)}; give one value for each"
+            f"shape {_show(shape)} given for input {name!r} has {len(shape)} dimensions, but the "
+            f"model declares {len(dims)}: {_show(dims)}; give one value for each"
         )
-    for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
-        if isinstance(dim, int) and extent != dim:
+    for position, (own, dim) in enumerate(zip(shape, dims, strict=True)):
+        if isinstance(dim, int) and isinstance(own, str):
             raise ShapeError(
-                f"shape {shape} given for input {name!r} has {extent} at position {position}, but "
-                f"the model fixes it to {dim}: {_show(dims)}; give {dim} there"
+                f"shape of input {name!r} leaves {own!r} open at position {position}, but the "
+                f"model fixes it to {dim}: {_show(dims)}; give {dim} there"
+            )
+        if isinstance(dim, int) and own != dim:
+            raise ShapeError(
+                f"shape {_show(shape)} given for input {name!r} has {own} at position {position}, "
+                f"but the model fixes it to {dim}: {_show(dims)}; give {dim} there"
             )
         if isinstance(dim, str):
-            bound, where = symbols.setdefault(dim, (extent, f"input {name!r}"))
-            if bound != extent:
+            bound, where = symbols.setdefault(dim, (own, f"input {name!r}"))
+            if at_extents(bound, extents) != at_extents(own, extents):
                 raise ShapeError(
-                    f"shape {shape} given for input {name!r} sets dimension {dim!r} to {extent}, "
-                    f"but {where} sets it to {bound}; give one value for both"
+                    f"shape {_show(shape)} given for input {name!r} sets dimension {dim!r} to "
+                    f"{own}, but {where} sets it to {bound}; give one value for both"
                 )
 
 
 def _substitute(
-    dims: tuple[Dim, ...] | None, symbols: Mapping[str, tuple[int, str]]
-) -> tuple[int, ...] | None:
-    """The static shape, if the symbols bound so far give one."""
-    bound = [None] if dims is None else _bind(dims, symbols)
-    shape = tuple(extent for extent in bound if extent is not None)
-    return shape if len(shape) == len(bound) else None
-
-
-def _bind(dims: tuple[Dim, ...], symbols: Mapping[str, tuple[int, str]]) -> list[int | None]:
-    """Each dimension's extent where it is known, or the sum of some that are."""
-    values = {symbol: value for symbol, (value, _) in symbols.items()}
-    return [
-        values.get(dim, evaluated(dim, values)) if isinstance(dim, str) else dim for dim in dims
-    ]
-
-
-def _unknown(name: str, declared: Mapping[str, tuple[Dim, ...] | None], symbols: set[str]) -> str:
-    names = [*declared, *sorted(symbols)]
-    close = get_close_matches(name, names, n=1)
-    listed = ", ".join(
-        f"{known!r} {_show(declared[known])}"
-        for known in sorted(declared, key=lambda known: known not in close)
+    dims: tuple[Dim, ...] | None, symbols: Symbols, extents: int | Mapping[str, int]
+) -> tuple[Dim, ...]:
+    """Each dimension as it is given, or the sum of some that are; None where nothing tells it."""
+    if dims is None:
+        return (None,)
+    given = {symbol: own for symbol, (own, _) in symbols.items()}
+    numbers = {symbol: at_extents(own, extents) for symbol, own in given.items()}
+    return tuple(
+        given.get(dim, evaluated(dim, numbers)) if isinstance(dim, str) else dim for dim in dims
     )
+
+
+def _unknown(
+    name: str,
+    shape: tuple[int | str, ...],
+    declared: Mapping[str, tuple[Dim, ...] | None],
+    symbols: set[str],
+) -> str:
+    if name in symbols:
+        having = {known: dims for known, dims in declared.items() if dims and name in dims}
+        return (
+            f"{name!r} is a dimension, of input {_listed(having)}, and {_show(shape)} is given for "
+            "it; give it one number or name, or the shape of the input"
+        )
+    close = get_close_matches(name, [*declared, *sorted(symbols)], n=1)
+    first = sorted(declared, key=lambda known: known not in close)
+    listed = _listed({known: declared[known] for known in first})
     hint = f"; did you mean {close[0]!r}?" if close else "; use one of them"
     return f"the model has no input {name!r}; its inputs are {listed or 'none'}{hint}"
 
 
+def _listed(declared: Mapping[str, tuple[Dim, ...] | None]) -> str:
+    return ", ".join(f"{name!r} {_show(dims)}" for name, dims in declared.items())
+
+
 def _missing(
-    declared: Mapping[str, tuple[Dim, ...] | None], symbols: Mapping[str, tuple[int, str]]
+    declared: Mapping[str, tuple[Dim, ...] | None],
+    symbols: Symbols,
+    extents: int | Mapping[str, int],
 ) -> str:
-    listed = ", ".join(f"{name!r} {_show(dims)}" for name, dims in declared.items())
-    give = " ".join(f"--shape {name}={_example(dims, symbols)}" for name, dims in declared.items())
+    give = " ".join(
+        f"--shape {name}={_example(dims, symbols, extents)}" for name, dims in declared.items()
+    )
     return (
-        f"symbolic dimensions need a value in input {listed}; give {give}, or your own sizes, or "
-        "names in place of some to leave them open"
+        f"symbolic dimensions need a value in input {_listed(declared)}; give {give}, or your own "
+        "sizes, or names in place of some to leave them open"
     )
 
 
-def _example(dims: tuple[Dim, ...] | None, symbols: Mapping[str, tuple[int, str]]) -> str:
+def _example(
+    dims: tuple[Dim, ...] | None, symbols: Symbols, extents: int | Mapping[str, int]
+) -> str:
     """Dimensions to copy: known ones as they are, 1 for the first, usual sizes for the others."""
     if dims is None:
         return "1,128"
     usual = [1, *[128] * (len(dims) - 1)] if len(dims) < 4 else [1, 3, *[224] * (len(dims) - 2)]
     return ",".join(
         str(size if bound is None else bound)
-        for bound, size in zip(_bind(dims, symbols), usual, strict=True)
+        for bound, size in zip(_substitute(dims, symbols, extents), usual, strict=True)
     )
 
 

@@ -12,11 +12,10 @@ from tvm_ext.frontend.affine import constant_of
 def too_few(nodes: Iterable[ir.Node]) -> str | None:
     """The first of them and what is wrong, None if none is.
 
-    A window over fewer elements, an index known to lie outside, a mirror image of more than there
-    is beside the edge.
+    An index known to lie outside, a mirror image of more than there is beside the edge.
     """
     for node in nodes:
-        reason = _window(node) or _index(node) or _mirror(node)
+        reason = _index(node) or _mirror(node)
         if reason:
             return f"{node.op_type} (node {node.name!r}) {reason}"
     return None
@@ -25,14 +24,6 @@ def too_few(nodes: Iterable[ir.Node]) -> str | None:
 def _extents(value: ir.Value | None) -> list[int] | None:
     shape = None if value is None else value.shape
     return [int(e) for e in shape.numpy()] if shape is not None and shape.is_static() else None
-
-
-def _window(node: ir.Node) -> str | None:
-    for value in node.outputs:
-        less = next((extent for extent in _extents(value) or [] if extent < 0), None)
-        if less is not None:
-            return f"takes more elements than there are: {less} results"
-    return None
 
 
 def _index(node: ir.Node) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.graph.constant_forms import Tables, form_of
-from tvm_ext.tvm_api import GenericConst, array_of, in_map_order, relax
+from tvm_ext.tvm_api import GenericConst, array_of, constant_array, in_map_order, relax
 
 LARGE = 1 << 16
 """Elements that no exporter works out of an extent without it showing in their shape."""
@@ -65,7 +65,8 @@ def grown_constants(
             if _are_equal(a.value, b.value):
                 known[key] = a
             else:
-                form = form_of((array_of(a.value), array_of(b.value)), extents, tables)
+                arrays = constant_array(a), constant_array(b)
+                form = None if arrays[0] is None else form_of(arrays, extents, tables)
                 if form is None:
                     return None
                 call = form.call(symbol, builder, len(bindings))

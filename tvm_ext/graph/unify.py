@@ -19,12 +19,11 @@ import numpy as np
 
 from tvm_ext.errors import ModelError
 from tvm_ext.extents import assigned
-from tvm_ext.graph.constant_forms import LIMITS, Length, Tables
-from tvm_ext.graph.grown_constants import grown_constants, is_said_of
+from tvm_ext.graph.constant_forms import Length, Tables
+from tvm_ext.graph.grown_constants import grown_constants
 from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.shield import first_line
 from tvm_ext.tir.generalise import are_alike, fractions, generalised, numbers
-from tvm_ext.tir.read import linear
 from tvm_ext.tir.symbolic import instance, substituted, symbols, tells, tensors
 from tvm_ext.tvm_api import (
     Call,
@@ -32,7 +31,6 @@ from tvm_ext.tvm_api import (
     InternalError,
     IRModule,
     PrimFunc,
-    in_map_order,
     ir,
     op_name,
     relax,
@@ -40,7 +38,6 @@ from tvm_ext.tvm_api import (
     structural_map,
     tirx,
     uses,
-    variables,
 )
 
 Point = tuple[int, ...]
@@ -134,7 +131,7 @@ def unify(
         if not isinstance(one, PrimFunc):
             other = second[own]
             constants = grown_constants(one, other, symbol, extents, builder, tables)
-            if constants is None or _steps(one) != _steps(other):
+            if constants is None or calls_of(one) != calls_of(other):
                 return None
             in_turn = (GenericConst, constants.in_turn())
             made = generalised((one, other), [[e] for e in extents], [symbol], [in_turn])
@@ -183,76 +180,6 @@ def extent_text(values: Mapping[Point, int], names: Sequence[str]) -> int | str:
     return f"{text}{offset:+d}" if offset else text
 
 
-def fewest(mod: IRModule) -> dict[str, int]:
-    """By the names of the symbols of `main` the least numbers that leave no tensor without
-    elements, where they are not 1; what depends on several is not looked at."""
-    shapes: dict[Any, None] = {}
-
-    def look(node: Any) -> None:
-        shape = getattr(getattr(node, "ty", None), "shape", None)
-        if isinstance(node, relax.Var) and shape is not None:
-            extents = getattr(shape, "values", None) or []
-            shapes.update(dict.fromkeys(e for e in extents if not isinstance(e, tirx.IntImm)))
-
-    relax.analysis.post_order_visit(mod["main"], look)
-    found: dict[str, int] = {}
-    for extent in shapes:
-        symbols = dict.fromkeys(variables(extent), 0)
-        form = linear(extent, symbols) if len(symbols) == 1 else None
-        if form is not None and form[0][0] > 0:
-            name, least = str(next(iter(symbols)).name), -(-(1 - form[1]) // form[0][0])
-            found[name] = max(least, found.get(name, 1))
-    return {name: least for name, least in found.items() if least > 1}
-
-
-def most(mod: IRModule) -> dict[str, int]:
-    """By the names of symbols of `main` the largest numbers that there are values for, where there
-    are not for all."""
-    found: dict[str, int] = {}
-    for function in mod.functions.values():
-        limits = function.attrs.get(LIMITS) if function.attrs else None
-        for name, number in (limits or {}).items():
-            found[str(name)] = min(int(number), found.get(str(name), int(number)))
-    return found
-
-
-def agrees(modules: Mapping[Point, IRModule], point: Point, module: IRModule) -> bool:
-    """Whether a module for other numbers of the extents is what those for some say, as far as they
-    say anything: what is cut to a length that all exceed would be taken for that length."""
-    known, own = {at: mod["main"] for at, mod in modules.items()}, module["main"]
-    steps = _steps(own)
-    if any(_steps(function) != steps for function in known.values()):
-        return False
-    for kind, is_said in ((numbers, _is_number_said), (_tensors, is_said_of)):
-        found, wanted = {at: kind(function) for at, function in known.items()}, kind(own)
-        if any(len(each) != len(wanted) for each in found.values()):
-            return False
-        for place, value in enumerate(wanted):
-            if not is_said({at: each[place] for at, each in found.items()}, point, value):
-                return False
-    return True
-
-
-def _is_number_said(values: Mapping[Point, int], point: Point, value: int) -> bool:
-    """Whether a number is that for a point which others are for others, if they grow evenly."""
-    if len(set(values.values())) == 1:
-        return value in values.values()
-    (extent, *rest), said = point, dict[Point, int]()
-    for others in dict.fromkeys(tuple(more) for _, *more in values):
-        extents = [at[0] for at in values if at[1:] == others]
-        a, b = (number for at, number in values.items() if at[1:] == others)
-        length = Length.of((a, b), extents) if a != b else Length(0, a)
-        if length is None:
-            return True
-        said[others] = int(length.at(extent))
-    return _is_number_said(said, tuple(rest), value)
-
-
-def _tensors(function: Any) -> list[Any]:
-    """What the constants of a function hold."""
-    return [one.value for one in in_map_order(function, GenericConst)]
-
-
 def _calling(
     function: Any, kernels: Mapping[str, Any], untold: Mapping[str, Length | None], symbol: Any
 ) -> Any:
@@ -283,7 +210,7 @@ def of_one(func: PrimFunc, extents: Point) -> PrimFunc:
     return structural_map(func, [(tirx.IntImm, valued)], order="post") if extents else func
 
 
-def _steps(function: Any) -> list[tuple[str, str]]:
+def calls_of(function: Any) -> list[tuple[str, str]]:
     """The operators that a function calls, and their kernels."""
     found: list[tuple[str, str]] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tvm_ext.errors import ArtifactError
-from tvm_ext.extents import at_extents
+from tvm_ext.extents import at_extents, evaluated, names
 from tvm_ext.tile.plan import TilePlan
 
 MANIFEST_VERSION = 1
@@ -110,8 +110,8 @@ class Manifest(msgspec.Struct, frozen=True):
     fusions      what fusion passes decided; equal decisions once
     anywhere     whether inputs may begin at any address, not at cache lines only
     own_outputs  places of the outputs that each run makes in memory of their own
-    fewest       what is left open, by name, is at least this, or 1: for fewer the model is another
-                 one, or some tensor would have no elements
+    fewest       what is left open, by name, or a sum of several, is at least this, or 1: for fewer
+                 the model is another one, or some tensor would have no elements
     most         and at most this: for more the model is another one
     steps        the calls of a run in order; none of a model with branches
     isa          the instruction sets that its kernels may be made of
@@ -138,6 +138,17 @@ class Manifest(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...] = ()
     isa: tuple[str, ...] = ()
     precision: str = "float32"
+
+    def extents(self, least: int = 1) -> dict[str, int]:
+        """Numbers for what is left open: so much, or as much as the model needs."""
+        shapes = [extent for info in self.inputs for extent in info.shape]
+        texts = [extent for extent in shapes if isinstance(extent, str)]
+        named = sorted({name for text in texts for name in names(text)})
+        found = {name: max(least, self.fewest.get(name, 1)) for name in named}
+        for text, fewest in self.fewest.items():
+            while (evaluated(text, found) or fewest) < fewest:
+                found |= {name: found[name] + 1 for name in names(text)}
+        return found
 
     @property
     def device(self) -> str:

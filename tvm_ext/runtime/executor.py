@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tvm_ext.errors import ArtifactError, InputError
-from tvm_ext.extents import names, solved
+from tvm_ext.extents import assigned, evaluated, names
 from tvm_ext.hardware import cpu_features, physical_cores
 from tvm_ext.hardware.isa import AMX
 from tvm_ext.records.manifest import Manifest, TensorInfo
@@ -87,17 +87,7 @@ class Compiled:
                 f"artifact {self._source or self.manifest.model}: its kernels are for a CPU with "
                 f"{', '.join(missing)}, which this one lacks or keeps back; compile it here"
             )
-        entry = Machine(self._module, self._device, is_open=self._open)["main"]
-        if not self._open:
-            return entry
-
-        def limited(*given: Any) -> Any:
-            try:
-                return entry(*given)
-            except IndexError as error:  # `tvm_lowering.LIMIT`
-                raise InputError(f"inputs: {error}; give less at once") from None
-
-        return limited
+        return Machine(self._module, self._device, is_open=self._open).main
 
     def _missing(self) -> list[str]:
         """Instruction sets that kernels may use and this CPU lacks; AMX only where some do."""
@@ -123,7 +113,7 @@ class Compiled:
             raise InputError(_other_names(given, names))
         checked = [_checked(info, given[info.name]) for info in self.inputs]
         if self._open:
-            _check_alike(self.inputs, checked, self.manifest.fewest)
+            _check_alike(self.inputs, checked, self.manifest)
         return checked
 
     def _moved(self, arrays: Sequence[np.ndarray]) -> list[Any]:
@@ -154,9 +144,10 @@ class Compiled:
         """Median time of every kernel while the model runs, on random inputs if none are given;
         `read_peak` tells the machine's peak beside every run (`runtime.peak.Peak.gflops`)."""
         given = bool(arrays or named)
-        fewest = self.manifest.fewest
         inputs = (
-            self.bind(*arrays, **named) if given else random_inputs(self.inputs, extents=fewest)
+            self.bind(*arrays, **named)
+            if given
+            else random_inputs(self.inputs, extents=self.manifest.extents())
         )
         names = [group.name for group in self.manifest.groups]
         return profile(self._module, names, inputs, runs, read_peak, self._device)
@@ -223,17 +214,17 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:
-    """Whether a shape is one of those that a name in the declared one stands for."""
+    """Whether a shape is the declared one but for what is left open there."""
     return len(shape) == len(declared) and all(
-        own > 0 if isinstance(known, str) else own == known
-        for own, known in zip(shape, declared, strict=True)
+        isinstance(known, str) or own == known for own, known in zip(shape, declared, strict=True)
     )
 
 
 def _check_alike(
-    infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], fewest: Mapping[str, int]
+    infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray], manifest: Manifest
 ) -> None:
-    """Raises InputError where what is open has two values, or too small a one."""
+    """Raises InputError where what is open has two values, or too small or large a one, and where a
+    sum is not that of its names, each of which is somewhere an extent by itself."""
     found = [
         (text, extent, info.name)
         for info, array in zip(infos, arrays, strict=True)
@@ -242,14 +233,31 @@ def _check_alike(
     ]
     values: dict[str, int] = {}
     told: dict[str, str] = {}
-    for text, extent, source in sorted(found, key=lambda one: len(names(one[0]))):
-        name, value = solved(text, extent, values)
-        least = fewest.get(name, 1)
-        if value is None or value < least:
-            raise InputError(f"input {source!r}: {text} is {extent}; {name} is {least} or more")
-        known, where = values.setdefault(name, value), told.setdefault(name, source)
-        if known != value:
+    for text, extent, source in found:
+        if names(text) != {text}:
+            continue
+        least, most = manifest.fewest.get(text, 1), manifest.most.get(text, extent)
+        if not least <= extent <= most:
+            limit = (
+                f"{least} or more; give more"
+                if extent < least
+                else f"{most} at most; give less at once"
+            )
+            raise InputError(f"input {source!r}: {text} is {extent}; {text} is {limit}")
+        known, where = values.setdefault(text, extent), told.setdefault(text, source)
+        if known != extent:
             raise InputError(
-                f"input {source!r}: {name} is {value}, but {known} in input {where!r}; "
+                f"input {source!r}: {text} is {extent}, but {known} in input {where!r}; "
                 "give both the same"
+            )
+    for text, least in manifest.fewest.items():
+        value = evaluated(text, values)
+        if value is not None and value < least:
+            raise InputError(f"inputs: {text} is {value}; {text} is {least} or more; give more")
+    for text, extent, source in found:
+        value = evaluated(text, values)
+        if value is not None and value != extent:
+            of = assigned({name: own for name, own in values.items() if name in names(text)})
+            raise InputError(
+                f"input {source!r}: {text} is {extent}, but {value} with {of}; give {value}"
             )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.cuda_libraries import load_cudart
-from tvm_ext.errors import InstallError
+from tvm_ext.errors import InputError, InstallError
 from tvm_ext.without_torch import without_torch
 
 _TYPES = {"cpu": 1, "cuda": 2}
@@ -136,6 +136,19 @@ class Machine:
 
     def __getitem__(self, name: str) -> Any:
         return self._functions[name]
+
+    @property
+    def main(self) -> Callable[..., Any]:
+        """The model. Raises InputError for more along an open extent than it has values for."""
+        entry = self["main"]
+
+        def limited(*given: Any) -> Any:
+            try:
+                return entry(*given)
+            except IndexError as error:  # `tvm_lowering.LIMIT`
+                raise InputError(f"inputs: {error}; give less at once") from None
+
+        return limited
 
     def instrument(self, note: Instrument) -> None:
         """Calls `note(function, name, begins, result, *arguments)` around every call it makes."""

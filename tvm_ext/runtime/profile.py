@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.errors import InputError
 from tvm_ext.records.manifest import TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.machine import Machine, tensor, wait
@@ -58,7 +59,11 @@ def profile(
     kernels    names of the functions that count as kernels; the VM's other calls are taken together
     read_peak  the machine's peak at this moment, GFLOP/s; read between the two
     device     what the kernels run on; each is waited for
+
+    Raises InputError without a run to time, and as `Machine.main`.
     """
+    if runs < 1:
+        raise InputError(f"profile: {runs} runs tell no time; give 1 or more")
     marks: list[Mark] = []
 
     def note(function: Any, name: str, begins: bool, result: Any, *arguments: Any) -> None:
@@ -67,19 +72,20 @@ def profile(
 
     plain, clocked = Machine(module, device), Machine(module, device)
     clocked.instrument(note)
+    plain_main, clocked_main = plain.main, clocked.main
     tensors = [tensor(array, device) for array in arrays]
     latencies: list[float] = []
     whole: list[float] = []
     rounds: list[dict[str, list[float]]] = []
     peaks: list[float] = []
     for _ in range(WARM_UPS + runs):
-        plain["main"](*tensors)
-        latencies.append(_seconds(plain["main"], tensors, device))
+        plain_main(*tensors)
+        latencies.append(_seconds(plain_main, tensors, device))
         if read_peak is not None:
             peaks.append(read_peak())
-        clocked["main"](*tensors)
+        clocked_main(*tensors)
         marks.clear()
-        whole.append(_seconds(clocked["main"], tensors, device))
+        whole.append(_seconds(clocked_main, tensors, device))
         rounds.append(by_name(marks))
     del latencies[:WARM_UPS], whole[:WARM_UPS], rounds[:WARM_UPS]
     each_us = {name: _medians_us([spent[name] for spent in rounds]) for name in rounds[0]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod
 from typing import Literal
 
 import msgspec
@@ -50,4 +50,6 @@ class Tile(msgspec.Struct, frozen=True, cache_hash=True):
 def divisors(extent: int, limit: int | None = None) -> list[int]:
     """The divisors of an extent up to `limit`, ascending."""
     most = min(extent, limit or extent)
-    return [size for size in range(1, most + 1) if extent % size == 0]
+    low = [size for size in range(1, min(isqrt(extent), most) + 1) if extent % size == 0]
+    high = [extent // size for size in reversed(low) if size * size < extent]
+    return [*low, *(size for size in high if size <= most)]

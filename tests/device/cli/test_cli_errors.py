@@ -74,6 +74,8 @@ def test_unsupported_operators_are_all_named(command: Command, tmp_path: Path) -
         (["x=1,3,16,17"], ["17", "fixes it to 16"]),
         (["x=1,three,16,16"], ["three"]),
         (["1,3,16,16"], ["names no input"]),
+        (["x=n+1,3,16,16"], ["n is nowhere an extent by itself, only in n+1 of input 'x'"]),
+        (["x=99999999999999999999,3,16,16"], ["'x'", "more than 1099511627776 elements"]),
         (["x=1,3,16,16", "x=2,3,16,16"], ["given twice"]),
     ],
 )

@@ -177,3 +177,26 @@ def test_a_relax_module_of_two() -> None:
         array = rng.standard_normal((*shape, 24)).astype(np.float32)
         wanted = array / np.exp(array).sum(1, keepdims=True)
         np.testing.assert_allclose(anywhere(array)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_experts_of_each_word() -> None:
+    """The router of a mixture: the best two of eight, and their shares."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["all_shares"], axis=-1),
+        helper.make_node("TopK", ["all_shares", "two"], ["best", "experts"], axis=-1),
+        helper.make_node("ReduceSum", ["best", "last"], ["total"]),
+        helper.make_node("Div", ["best", "total"], ["shares"]),
+    ]
+    w = weights(16, 8)
+    constants = {"w": w, "two": np.array([2]), "last": np.array([-1])}
+    model = make_model(nodes, [value("x", "texts", "words", 16)], ["shares", "experts"], constants)
+    anywhere = tvm_ext.compile(model, shapes=TEXTS)
+    for count, length in [(1, 1), (3, 5), (40, 64)]:
+        x = rng.standard_normal((count, length, 16)).astype(np.float32)
+        shares, experts = anywhere(x)
+        scores = (x @ w).astype(np.float64)
+        order = np.argsort(-scores, -1)[..., :2]
+        best = np.exp(np.take_along_axis(scores, order, -1))
+        np.testing.assert_array_equal(experts, order)
+        np.testing.assert_allclose(shares, best / best.sum(-1, keepdims=True), rtol=1e-4)

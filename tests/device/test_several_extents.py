@@ -200,3 +200,65 @@ def test_experts_of_each_word() -> None:
         best = np.exp(np.take_along_axis(scores, order, -1))
         np.testing.assert_array_equal(experts, order)
         np.testing.assert_allclose(shares, best / best.sum(-1, keepdims=True), rtol=1e-4)
+
+
+BEHIND = {"x": (1, "new", 4), "past": (1, "kept", 4)}
+
+
+@cache
+def positions(made: str) -> onnx.ModelProto:
+    """What stands at the places of new words, behind those that are kept: rows of a table, by a
+    slice or one by one, or cosines."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["new"], start=1, end=2),
+        helper.make_node("Shape", ["past"], ["kept"], start=1, end=2),
+        helper.make_node("Add", ["kept", "new"], ["all"]),
+        helper.make_node("Squeeze", ["kept"], ["first"]),
+        helper.make_node("Squeeze", ["all"], ["end"]),
+        helper.make_node("Range", ["first", "end", "step"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "one"], ["column"]),
+        helper.make_node("Mul", ["column", "speeds"], ["angles"]),
+        {
+            "slice": helper.make_node("Slice", ["table", "kept", "all", "none"], ["rows"]),
+            "gather": helper.make_node("Gather", ["table", "places"], ["rows"]),
+            "cosines": helper.make_node("Cos", ["angles"], ["rows"]),
+        }[made],
+        helper.make_node("Mul", ["x", "rows"], ["y"]),
+    ]
+    constants = {"table": weights(600, 4), "none": np.array([0]), "step": np.array(1)}
+    constants |= {"one": np.array([1]), "speeds": np.array([1, 0.3, 0.1, 0.03], np.float32)}
+    inputs = [value("x", 1, "new", 4), value("past", 1, "kept", 4)]
+    return make_model(nodes, inputs, ["y"], constants)
+
+
+@pytest.mark.parametrize("order", [("x", "past"), ("past", "x")])
+@pytest.mark.parametrize("made", ["slice", "gather", "cosines"])
+def test_positions_behind_others(made: str, order: tuple[str, str]) -> None:
+    model = positions(made)
+    anywhere = tvm_ext.compile(model, shapes={name: BEHIND[name] for name in order})
+    table = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    speeds = onnx.numpy_helper.to_array(model.graph.initializer[-1])
+    for new, kept in [(1, 1), (5, 7), (1, 599), (64, 200)]:
+        x = rng.standard_normal((1, new, 4)).astype(np.float32)
+        past = np.zeros((1, kept, 4), np.float32)
+        (y,) = anywhere({"x": x, "past": past})
+        places = np.arange(kept, kept + new)
+        rows = np.cos(places[:, None] * speeds) if made == "cosines" else table[places]
+        np.testing.assert_allclose(y, x * rows, rtol=1e-4, atol=1e-4)
+    if made != "cosines":
+        with pytest.raises(InputError, match="the model has values for 600 at most"):
+            anywhere({"x": x, "past": np.zeros((1, 537, 4), np.float32)})
+
+
+@pytest.mark.parametrize("made", ["slice", "gather"])
+def test_the_position_of_one_word_behind_others(made: str) -> None:
+    model = positions(made)
+    anywhere = tvm_ext.compile(model, shapes=BEHIND | {"x": (1, 1, 4)})
+    table = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    x = rng.standard_normal((1, 1, 4)).astype(np.float32)
+    for kept in (1, 7, 599):
+        (y,) = anywhere({"x": x, "past": np.zeros((1, kept, 4), np.float32)})
+        np.testing.assert_allclose(y, x * table[kept], rtol=1e-6)
+    with pytest.raises(InputError, match="kept and what follows: the model has values for 600"):
+        anywhere({"x": x, "past": np.zeros((1, 600, 4), np.float32)})

@@ -19,7 +19,8 @@ import numpy as np
 
 from tvm_ext.errors import ModelError
 from tvm_ext.extents import assigned
-from tvm_ext.graph.constant_forms import Length, Tables
+from tvm_ext.graph.constant_form import Length
+from tvm_ext.graph.constant_forms import Tables
 from tvm_ext.graph.grown_constants import grown_constants, is_as_grown
 from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.shield import first_line

@@ -121,8 +121,8 @@ def scatter_elements(
             before = _coordinates(line, others)
             with Build.serial(0, places.shape[axis]) as step:
                 own = [*before[:axis], step, *before[axis + 1 :]]
-                place = Build.bind(_from_the_front(_at(places, own), data.shape[axis]))
-                with Build.If(_is_inside(place, data.shape[axis])), Build.Then():
+                place = Build.bind(from_the_front(_at(places, own), data.shape[axis]))
+                with Build.If(is_inside(place, data.shape[axis])), Build.Then():
                     at = [*before[:axis], place, *before[axis + 1 :]]
                     _combine(result, at, _at(updates, own), how)
 
@@ -152,10 +152,10 @@ def scatter_nd(
             with Build.serial(0, prod(places.shape[:-1], start=ONE)) as step:
                 own = _coordinates(step, places.shape[:-1])
                 found = [
-                    Build.bind(_from_the_front(_at(places, [*own, number]), data.shape[number]))
+                    Build.bind(from_the_front(_at(places, [*own, number]), data.shape[number]))
                     for number in range(count)
                 ]
-                inside = map(_is_inside, found, data.shape)
+                inside = map(is_inside, found, data.shape)
                 whether = Build.If(reduce(tirx.all, inside, tirx.const(True, "bool")))
                 with whether, Build.Then(), Build.serial(begin, end) as column:
                     behind = _coordinates(column, inner)
@@ -215,17 +215,19 @@ def _coordinates(place: Expr, shape: Sequence[Expr]) -> list[Expr]:
     return [*([place] if len(shape) else []), *reversed(found)]
 
 
-def _from_the_front(place: Expr, extent: Expr) -> Expr:
+def from_the_front(place: Expr, extent: Expr) -> Expr:
+    """An index that may count from the end, int64."""
     place = place.astype("int64")
     return place + (place < 0).astype("int64") * extent  # of a choice TVM takes both sides for read
 
 
-def _is_inside(place: Expr, extent: Expr) -> Expr:
+def is_inside(place: Expr, extent: Expr) -> Expr:
+    """Whether there is such an element, counted from the front."""
     return tirx.all(place >= 0, place < extent)
 
 
 def _nearest(place: Expr, extent: Expr) -> Expr:
-    return _kept(_from_the_front(place, extent), extent)
+    return _kept(from_the_front(place, extent), extent)
 
 
 def _kept(place: Expr, extent: Expr) -> Expr:
@@ -235,7 +237,7 @@ def _kept(place: Expr, extent: Expr) -> Expr:
 def _end(place: Expr, extent: Expr, stride: Expr) -> Expr:
     """Where a slice begins or ends, one before or behind all elements if it has none."""
     back = (stride < 0).astype("int64")
-    return tirx.max(tirx.min(_from_the_front(place, extent), extent - back), -back)
+    return tirx.max(tirx.min(from_the_front(place, extent), extent - back), -back)
 
 
 def _read(data: Tensor, at: Sequence[Expr]) -> Expr:

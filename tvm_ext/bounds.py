@@ -30,9 +30,13 @@ STEPS = 64
 """In which several extents are raised together where what matters is their sum."""
 
 
+SHIFT = 17
+"""By which one extent is less and another more where their sum may be what is limited."""
+
+
 class Bounds(NamedTuple):
-    """By the names of extents, and sums of several, the least numbers, and by names the largest; 1
-    and any for others."""
+    """By the names of extents, and sums of several, the least numbers and the largest; 1 and any
+    for others."""
 
     fewest: dict[str, int]
     most: dict[str, int]
@@ -63,8 +67,23 @@ def bounds(
         def parts(number: int, name: str = name) -> bool:
             return not reads.agree(low | {name: number})
 
-        most[name] = _least(parts, last[name], far) - 1
+        largest = _least(parts, last[name], far) - 1
+        text, number = _with_another(reads, low, name, largest) or (name, largest)
+        most[text] = number
     return Bounds({name: few for name, few in least.items() if few > 1}, most)
+
+
+def _with_another(
+    reads: _Reads, low: Mapping[str, int], name: str, most: int
+) -> tuple[str, int] | None:
+    """The sum of an extent and another one that is limited where it is not the one alone that is:
+    words kept and new ones, all of which have places in a table. None if there is no such."""
+    for other, few in low.items():
+        less = {**low, name: most - SHIFT, other: few + SHIFT}
+        more = less | {other: few + SHIFT + 1}
+        if other != name and reads.agree(less) and not reads.agree(more):
+            return "+".join(sorted((name, other))), most + few
+    return None
 
 
 class _Reads:

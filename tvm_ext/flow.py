@@ -17,7 +17,7 @@ from tvm_ext.bounds import Bounds, bounds
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.extents import Shapes
-from tvm_ext.graph.limits import fewest, most
+from tvm_ext.graph.limits import fewest, may_be_none, most
 from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.unify import Point
@@ -188,6 +188,9 @@ def _lower_open(
     source = left_open(sources, opened)
     told = Bounds(fewest(mod), most(mod)) if mod else None
     between = bounds(model, shapes, sources, opened, told) if told else None
+    if between:
+        none = {name: 0 for name in may_be_none(mod) if name not in between.fewest}
+        between = between._replace(fewest=none | between.fewest)
     if mod is None or between is None:
         raise ShapeError(
             f"shapes: {listed} cannot be left open in {source.name}, where more depends on "

@@ -139,9 +139,10 @@ def instances(task: Task) -> Iterator[tuple[dict[Any, int], PrimFunc]]:
     """A function whose extents are not known, with numbers for them: few, and then as many as are
     no larger than a check should be."""
     *outer, last = symbols(task.original)
+    told = {param: 1 for param in task.original.params if not hasattr(param, "shape")}
     for extent in CHECKED:
         sizes = dict.fromkeys(outer, min(extent, OUTER)) | {last: extent}
-        func = instance(task.original, sizes)
+        func = instance(task.original, told | sizes)
         if any(int(e) < 1 for param in func.params for e in param.shape):
             continue  # of so few nothing is left
         graph = read(func)

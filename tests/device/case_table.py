@@ -29,7 +29,7 @@ LEFT_TO_TVM = {
     "argsort": "sorting",
     "cumsum": "a scan: each element needs the one before",
     "cumprod": "a scan: each element needs the one before",
-    "scatter_elements": "writes where the data says",
+    **dict.fromkeys(("scatter_elements", "scatter_nd"), "writes where the data says"),
     "adaptive_pool": "windows of uneven size; even ones become plain pooling",
 }
 """Cases whose work no plan of the picker covers, and why; in all others every stage is planned."""

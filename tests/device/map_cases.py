@@ -90,6 +90,13 @@ def _movement() -> None:
         ((3, 1), "int64"),
         (3, 1),
     )
+    case(
+        "scatter_nd",
+        lambda e, x, i, u: e(op.scatter_nd(x, i, u, "add")),
+        (5, 6, 7),
+        ((4, 2), "int64"),
+        (4, 7),
+    )
 
 
 def _elementwise() -> None:

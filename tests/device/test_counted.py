@@ -40,6 +40,7 @@ CONSTANTS: dict[str, np.ndarray] = {
     "one": np.int64(1),
     "as_row": np.array([-1, 1], np.int64),
     "zeros": np.zeros(LENGTH, np.float32),
+    "length": np.int64(LENGTH),
 }
 
 
@@ -175,6 +176,30 @@ CASES: dict[str, tuple[Nodes, str]] = {
         [
             node("Gather", "found nought", "column", axis=1),
             node("ScatterElements", "zeros places column", "y", axis=0),
+        ],
+        "y",
+    ),
+    "rows put back from the end": (
+        [
+            node("Sub", "places length", "behind"),
+            node("Reshape", "behind as_row", "t"),
+            node("ScatterND", "blank t found", "y"),
+        ],
+        "y",
+    ),
+    "elements put back from the end": (
+        [
+            node("Sub", "places length", "behind"),
+            node("Gather", "found nought", "column", axis=1),
+            node("ScatterElements", "zeros behind column", "y", axis=0),
+        ],
+        "y",
+    ),
+    "points added from the end": (
+        [
+            node("Sub", "places length", "behind"),
+            node("Reshape", "behind as_row", "t"),
+            node("ScatterND", "blank t found", "y", reduction="add"),
         ],
         "y",
     ),

@@ -343,6 +343,31 @@ def test_a_model_that_says_nothing_but_how_many_there_are() -> None:
         assert anywhere(np.zeros((batch, 6), np.float32))[0] == 6 * batch
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_the_first_of_rows_in_order(axis: int) -> None:
+    """Their kernel is written loop by loop, with the cycles it takes, which are rounded."""
+    largest = helper.make_node("TopK", ["x", "two"], ["y", "places"], axis=axis)
+    model = make_model([largest], [value("x", "n", 7, 5)], ["y", "places"], {"two": np.array([2])})
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 7, 5)})
+    for batch in [*BATCHES, 3000]:
+        x = rng.standard_normal((batch, 7, 5)).astype(np.float32)
+        y, places = anywhere(x)
+        order = np.argsort(-x, axis, kind="stable").take([0, 1], axis)
+        np.testing.assert_array_equal(places, order)
+        np.testing.assert_array_equal(y, np.take_along_axis(x, order, axis))
+
+
+def test_planes_that_are_enlarged() -> None:
+    scales = {"scales": np.array([1, 1, 2, 2], np.float32)}
+    resize = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    model = make_model([resize], [value("x", "n", 3, 14, 14)], ["y"], scales)
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", 3, 14, 14)})
+    for batch in BATCHES:
+        x = rng.standard_normal((batch, 3, 14, 14)).astype(np.float32)
+        one = tvm_ext.compile(model, shapes={"x": (batch, 3, 14, 14)})
+        np.testing.assert_allclose(anywhere(x)[0], one(x)[0], rtol=1e-5, atol=1e-6)
+
+
 def test_what_sorts_integers_is_refused_by_name() -> None:
     """TVM's kernels for them promise less of where tensors lie."""
     largest = helper.make_node("TopK", ["x", "two"], ["y", "places"], axis=1)

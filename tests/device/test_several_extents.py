@@ -183,13 +183,29 @@ def step_model() -> onnx.ModelProto:
     return make_model(nodes, inputs, ["y", "new_keys", "new_values"], constants)
 
 
+def step(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What a model compiled for these shapes gives; of a text that begins, one behind a word that
+    is masked."""
+    begins = not inputs["keys"].shape[2]
+    if begins:
+        inputs = inputs | {
+            "mask": np.pad(inputs["mask"], [(0, 0), (1, 0)], constant_values=-np.inf),
+            **{name: np.pad(inputs[name], [(0, 0), (0, 0), (1, 0), (0, 0)]) for name in CACHES},
+        }
+    fixed = {name: array.shape for name, array in inputs.items()}
+    y, *kept = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
+    return [y, *(array[:, :, begins:] for array in kept)]
+
+
 def test_new_words_behind_others() -> None:
     model = step_model()
     shapes: Any = {name: (name,) for name in ("texts", "new", "past")}
     anywhere = tvm_ext.compile(model, shapes=shapes)
     assert anywhere.inputs[3].shape == ("texts", "new+past")
     assert anywhere.outputs[1].shape == ("texts", 2, "new+past", 8)
-    for count, past, new in ((1, 1, 1), (1, 40, 1), (3, 5, 2), (2, 16, 17), (4, 130, 1)):
+    assert anywhere.manifest.fewest == {"past": 0}, "nothing but what is given is empty then"
+    sizes = ((1, 1, 1), (1, 40, 1), (3, 5, 2), (2, 16, 17), (1, 0, 1), (3, 0, 9), (4, 130, 1))
+    for count, past, new in sizes:
         inputs = {
             "x": rng.standard_normal((count, new, 16)).astype(np.float32),
             "keys": rng.standard_normal((count, 2, past, 8)).astype(np.float32),
@@ -197,8 +213,7 @@ def test_new_words_behind_others() -> None:
             "mask": np.where(rng.random((count, past + new)) < 0.3, -1e9, 0).astype(np.float32),
         }
         inputs["mask"][:, 0] = 0
-        fixed = {name: array.shape for name, array in inputs.items()}
-        wanted = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
+        wanted = step(model, inputs)
         for result, expected in zip(anywhere(inputs), wanted, strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=r"'mask': new\+past is 130, but 131 with 1 for new"):
@@ -220,3 +235,90 @@ def test_a_relax_module_of_two() -> None:
         array = rng.standard_normal((*shape, 24)).astype(np.float32)
         wanted = array / np.exp(array).sum(1, keepdims=True)
         np.testing.assert_allclose(anywhere(array)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_experts_of_each_word() -> None:
+    """The router of a mixture: the best two of eight, and their shares."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["all_shares"], axis=-1),
+        helper.make_node("TopK", ["all_shares", "two"], ["best", "experts"], axis=-1),
+        helper.make_node("ReduceSum", ["best", "last"], ["total"]),
+        helper.make_node("Div", ["best", "total"], ["shares"]),
+    ]
+    w = weights(16, 8)
+    constants = {"w": w, "two": np.array([2]), "last": np.array([-1])}
+    model = make_model(nodes, [value("x", "texts", "words", 16)], ["shares", "experts"], constants)
+    anywhere = tvm_ext.compile(model, shapes=TEXTS)
+    for count, length in [(1, 1), (3, 5), (40, 64)]:
+        x = rng.standard_normal((count, length, 16)).astype(np.float32)
+        shares, experts = anywhere(x)
+        scores = (x @ w).astype(np.float64)
+        order = np.argsort(-scores, -1)[..., :2]
+        best = np.exp(np.take_along_axis(scores, order, -1))
+        np.testing.assert_array_equal(experts, order)
+        np.testing.assert_allclose(shares, best / best.sum(-1, keepdims=True), rtol=1e-4)
+
+
+CACHES = ("keys", "values")
+BEHIND = {"x": (1, "new", 4), "past": (1, "kept", 4)}
+
+
+@cache
+def positions(made: str) -> onnx.ModelProto:
+    """What stands at the places of new words, behind those that are kept: rows of a table, by a
+    slice or one by one, or cosines."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["new"], start=1, end=2),
+        helper.make_node("Shape", ["past"], ["kept"], start=1, end=2),
+        helper.make_node("Add", ["kept", "new"], ["all"]),
+        helper.make_node("Squeeze", ["kept"], ["first"]),
+        helper.make_node("Squeeze", ["all"], ["end"]),
+        helper.make_node("Range", ["first", "end", "step"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "one"], ["column"]),
+        helper.make_node("Mul", ["column", "speeds"], ["angles"]),
+        {
+            "slice": helper.make_node("Slice", ["table", "kept", "all", "none"], ["rows"]),
+            "gather": helper.make_node("Gather", ["table", "places"], ["rows"]),
+            "cosines": helper.make_node("Cos", ["angles"], ["rows"]),
+        }[made],
+        helper.make_node("Mul", ["x", "rows"], ["y"]),
+    ]
+    constants = {"table": weights(600, 4), "none": np.array([0]), "step": np.array(1)}
+    constants |= {"one": np.array([1]), "speeds": np.array([1, 0.3, 0.1, 0.03], np.float32)}
+    inputs = [value("x", 1, "new", 4), value("past", 1, "kept", 4)]
+    return make_model(nodes, inputs, ["y"], constants)
+
+
+@pytest.mark.parametrize("order", [("x", "past"), ("past", "x")])
+@pytest.mark.parametrize("made", ["slice", "gather", "cosines"])
+def test_positions_behind_others(made: str, order: tuple[str, str]) -> None:
+    model = positions(made)
+    anywhere = tvm_ext.compile(model, shapes={name: BEHIND[name] for name in order})
+    table = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    speeds = onnx.numpy_helper.to_array(model.graph.initializer[-1])
+    for new, kept in [(1, 1), (5, 7), (1, 599), (64, 200)]:
+        x = rng.standard_normal((1, new, 4)).astype(np.float32)
+        past = np.zeros((1, kept, 4), np.float32)
+        (y,) = anywhere({"x": x, "past": past})
+        places = np.arange(kept, kept + new)
+        rows = np.cos(places[:, None] * speeds) if made == "cosines" else table[places]
+        np.testing.assert_allclose(y, x * rows, rtol=1e-4, atol=1e-4)
+    if made != "cosines":
+        more = r"the model has values for 600 at most|kept\+new is 601; kept\+new is 600 at most"
+        with pytest.raises(InputError, match=more):
+            anywhere({"x": x, "past": np.zeros((1, 537, 4), np.float32)})
+
+
+@pytest.mark.parametrize("made", ["slice", "gather"])
+def test_the_position_of_one_word_behind_others(made: str) -> None:
+    model = positions(made)
+    anywhere = tvm_ext.compile(model, shapes=BEHIND | {"x": (1, 1, 4)})
+    table = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    x = rng.standard_normal((1, 1, 4)).astype(np.float32)
+    for kept in (1, 7, 599):
+        (y,) = anywhere({"x": x, "past": np.zeros((1, kept, 4), np.float32)})
+        np.testing.assert_allclose(y, x * table[kept], rtol=1e-6)
+    with pytest.raises(InputError, match="kept and what follows: the model has values for 600"):
+        anywhere({"x": x, "past": np.zeros((1, 600, 4), np.float32)})

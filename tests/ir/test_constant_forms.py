@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.graph.constant_forms import (
-    Beginning,
-    Count,
-    Diagonals,
-    Length,
-    Number,
-    Repeated,
-    form_of,
-)
+from tvm_ext.graph.constant_form import Length, Limit
+from tvm_ext.graph.constant_forms import Count, Diagonals, Number, Repeated, Rows, form_of
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, array_of, relax, tirx, tvm
 
 EXTENTS = (499, 1006)
@@ -66,8 +59,11 @@ FORMS: dict[str, tuple[type, Make]] = {
     ),
     "after the first few": (Repeated, lambda n: np.arange(n + 700) < 690),
     "repeated truths": (Repeated, lambda n: np.ones((1, n, 1), bool)),
-    "positions": (Beginning, lambda n: TABLE[None, :n]),
-    "positions of columns": (Beginning, lambda n: TABLE[:n, 1][None, :, None]),
+    "positions": (Rows, lambda n: TABLE[None, :n]),
+    "positions behind the first": (Rows, lambda n: TABLE[2 : n + 2]),
+    "positions behind others": (Rows, lambda n: TABLE[None, n : n + 5]),
+    "a position behind others": (Rows, lambda n: TABLE[n - 1 : n]),
+    "positions of columns": (Rows, lambda n: TABLE[:n, 1][None, :, None]),
     "a mask": (Diagonals, lambda n: np.tril(np.ones((n, n), bool))[None]),
     "a mask with a window": (
         Diagonals,
@@ -117,9 +113,16 @@ def test_no_more_rows_than_the_table_has() -> None:
     """What is not found among the weights is all there is."""
     for tables, most in (((TABLE,), len(TABLE)), ((TABLE[:, :2], TABLE[:1000]), EXTENTS[1])):
         found = form(lambda n: TABLE[:n], *tables)
-        assert isinstance(found, Beginning)
+        assert isinstance(found, Rows)
         assert found.table.shape == (most, 3)
-        assert found.limit == (Length(1, 0), most)
+        assert found.limit == Limit(0, Length(1, 0), most)
+
+
+def test_rows_behind_others_end_with_the_table_too() -> None:
+    found = form(lambda n: TABLE[n : n + 5], TABLE)
+    assert found is not None
+    assert found.limit == Limit(Length(1, 0), 5, len(TABLE))
+    assert found.limit.said("p") == "p and what follows: the model has values for 2048 at most"
 
 
 REFUSED: dict[str, Make] = {

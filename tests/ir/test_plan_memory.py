@@ -37,7 +37,7 @@ def test_tensors_of_a_block_fit_and_are_never_alive_together(tensors: list[Life]
     blocks, owners = share(tensors)
     for index, own in enumerate(tensors):
         assert own.bytes <= owners[blocks[index]].bytes
-        assert own.symbols <= owners[blocks[index]].symbols
+        assert own.symbols == owners[blocks[index]].symbols
         for other in range(index):
             if blocks[other] == blocks[index]:
                 assert own.last < tensors[other].first or tensors[other].last < own.first

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from tvm_ext.compute.places import from_the_front, is_inside
 from tvm_ext.compute.written import length_of_part, times
-from tvm_ext.tvm_api import Build, IRBuilder, te, tirx
+from tvm_ext.tvm_api import Build, IRBuilder, te
 
 Tensor = Any
 STRIP_BYTES = 1 << 12
@@ -46,8 +47,8 @@ class ScatterRows:
     def __call__(
         self, data: Tensor, places: Tensor, updates: Tensor, *, parallel: bool
     ) -> Sequence[Tensor]:
-        """The result, [length, width]; of data of that shape, places int64 [count] counted from the
-        front, those out of range left out, and updates [count, width]."""
+        """The result, [length, width]; of data of that shape, places int64 [count] counted from
+        either end, those out of range left out, and updates [count, width]."""
         made = te.extern(
             [(self.length, self.width)],
             [data, places, updates],
@@ -67,8 +68,8 @@ class ScatterRows:
                     column = begin + step
                     Build.buffer_store(result, data[row, column], [row, column])
                 with times(self.count) as row:
-                    place = Build.bind(places[row])
-                    inside = tirx.all(place >= 0, place < self.length)
+                    place = Build.bind(from_the_front(places[row], self.length))
+                    inside = is_inside(place, self.length)
                     with Build.If(inside), Build.Then(), times(length) as step:
                         column = begin + step
                         Build.buffer_store(result, updates[row, column], [place, column])

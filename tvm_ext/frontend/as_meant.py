@@ -5,12 +5,10 @@ rewrite:
     ReduceSumSquare(x) over no axes   =>  Mul(x, x)                   so the others, each for itself
     MeanVarianceNormalization(x)      =>  d / (Sqrt(ReduceMean(d d)) + 1e-9), d = x - ReduceMean(x)
     LRN(x)                            =>  x / (bias + alpha AveragePool(x x))^beta, over volumes
-    ScatterElements(x, i, u), u less  =>  ScatterND(x, j, u)          j: all coordinates of each
-    than x along another axis
 
 The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, the third the
-root of a difference, no number where all elements are alike; the next took an even number of
-channels for one more, and the last went to other rows. onnxscript's own rule for a `ScatterND` of
+root of a difference, no number where all elements are alike; the last took an even number of
+channels for one more. onnxscript's own rule for a `ScatterND` of
 all rows is not used: it takes one that adds for one that replaces.
 """
 
@@ -28,7 +26,6 @@ from onnxscript.rewriter.pattern import RewriteRule
 from tvm_ext.frontend.nodes import (
     constant,
     extents_of,
-    from_the_front,
     is_float,
     mean_of,
     node_of,
@@ -138,40 +135,6 @@ def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
     return op.Div(x, op.Pow(scale, number("beta", 0.75)))
 
 
-def _scatter(op: Any, x: Any, indices: Any, updates: Any) -> Any:
-    return op.ScatterElements(x, indices, updates, _outputs=["y"])
-
-
-def _axis(x: ir.Value, y: ir.Value) -> int:
-    return node_of(y).attributes.get_int("axis", 0) % len(extents_of(x))
-
-
-def _is_less(_: Any, x: ir.Value, indices: ir.Value, y: ir.Value, **__: Any) -> bool:
-    whole, part = extents_of(x), extents_of(indices)
-    if not whole or len(whole) != len(part):
-        return False
-    axis = _axis(x, y)
-    return any(part[other] != extent for other, extent in enumerate(whole) if other != axis)
-
-
-def _by_coordinates(op: Any, x: Any, indices: Any, updates: Any, y: ir.Value) -> Any:
-    axis, whole, part = _axis(x, y), extents_of(x), extents_of(indices)
-
-    def number(name: str, value: Any) -> Any:
-        return constant(op, f"{y.name}_{name}", np.array(value, np.int64))
-
-    index = from_the_front(op, indices, whole[axis], y.name or "")
-    places = np.indices(part)[..., np.newaxis]
-    parts = [
-        op.Reshape(index, number("column", [*part, 1]))
-        if other == axis
-        else number(f"places{other}", places[other])
-        for other in range(len(part))
-    ]
-    how = node_of(y).attributes.get_string("reduction", "none")
-    return op.ScatterND(x, op.Concat(*parts, axis=len(part)), updates, reduction=how)
-
-
 rules = (
     *(RewriteRule(partial(_pool, n), partial(_padded, n), _pads_itself, name=n) for n in POOLS),
     *(
@@ -180,5 +143,4 @@ rules = (
     ),
     RewriteRule(_normalised, _about_its_mean, is_float, name="MeanVariance"),
     RewriteRule(_lrn, _by_neighbours, _is_float_of_channels, name="Lrn"),
-    RewriteRule(_scatter, _by_coordinates, _is_less, name="ScatterOfLess"),
 )

@@ -2,7 +2,7 @@
 
 Slice(x, 0, k) along it     as many as there are, or k
 Gather(x, i)                an index that means nothing is 0
-ScatterND(x, i, u)          an index that means nothing is beyond the end, where nobody reads
+ScatterND(x, i, u)          an index that means nothing is beyond the end, and left out
 TopK(x, k), k counted       the best of those that are there
 Expand(x, s), Range(0, n)   as much as there can be
 """
@@ -112,8 +112,8 @@ def gathered_points(write: Writer, node: ir.Node) -> None:
 
 
 def scattered(write: Writer, node: ir.Node) -> None:
-    """ScatterElements, ScatterND: what means nothing goes behind the last element, whole rows
-    nowhere."""
+    """ScatterElements, ScatterND: what means nothing has places that there are not, which are left
+    out."""
     source, places, updates = node.inputs
     assert source is not None
     assert places is not None
@@ -137,13 +137,9 @@ def scattered(write: Writer, node: ir.Node) -> None:
         arguments = [source, target, updates]
         (result,) = write.counting("ScatterND", arguments, [shape], source.dtype)
     else:
-        room = write.constant(np.zeros([*shape[:axis], 1, *shape[axis + 1 :]], _numpy(source)))
-        longer = write("Concat", source, room, axis=axis)
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         target = write.masked(places, length)
-        result = write.first(
-            write(node.op_type, longer, target, updates, **attributes), axis, length
-        )
+        result = write(node.op_type, source, target, updates, **attributes)
     write.replace(node.outputs[0], result, counted)
 
 

@@ -49,6 +49,7 @@ C_KEYWORD = re.compile(
     "union|unsigned|void|volatile|while"
 )
 
+BY_PLACES = ("GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
 PAIRWISE = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}
 """Operators of any number of inputs; TVM's importer copies all of them into one tensor first."""
 
@@ -185,8 +186,12 @@ class _Importer(ONNXGraphImporter):
                     return self.bb.normalize(taken)
             if attrs.get("counted"):
                 return self._counted(op_name, inputs, attrs)
+            if op_name in BY_PLACES and all(static_extents(own.ty) is not None for own in inputs):
+                return self.bb.normalize(_by_places(op_name, inputs, attrs))
             if op_name == "RoiAlign":
                 return _aligned(self.bb, inputs, attrs, opset)
+            if op_name == "MaxRoiPool":
+                inputs = [inputs[0], _in_images(self.bb, *inputs)]
             if op_name == "Slice":
                 cut = self._first(*inputs[:4])
                 if cut is not None:
@@ -219,14 +224,22 @@ class _Importer(ONNXGraphImporter):
         place = int(axis.item())
         if prod(shape[:place]) != 1:
             return None
-        if ends not in self._found:
-            extent = tirx.Var("there", "int64")
-            given = self.bb.emit(relax.op.tensor_to_shape(self.bb.emit(ends)))
-            self.bb.match_cast(given, relax.ShapeType([extent]))
-            self._found[ends] = extent
+        if (ends, shape[place]) not in self._found:
+            self._found[ends, shape[place]] = self._extent(ends, shape[place])
         whole, cut = self.bb.emit(data), [*shape]
-        cut[place] = self._found[ends]
+        cut[place] = self._found[ends, shape[place]]
         return self.bb.normalize(relax.op.memory.view(whole, cut, data.ty.dtype.dtype, 0))
+
+    def _extent(self, ends: Any, most: int) -> Any:
+        """As an extent, where data say that the first of so many elements end."""
+        ends = self.bb.emit(relax.op.astype(ends, "int64"))
+        zero, whole = (relax.const(number, "int64") for number in (0, most))
+        behind = relax.op.where(relax.op.less(ends, zero), relax.op.add(ends, whole), ends)
+        given = self.bb.emit(relax.op.clip(self.bb.normalize(behind), 0, most))
+        extent = tirx.Var("there", "int64")
+        shape = self.bb.emit(relax.op.tensor_to_shape(given))
+        self.bb.match_cast(shape, relax.ShapeType([extent]))
+        return extent
 
 
 def _gathered(data: Any, indices: Any, axis: int) -> Any:
@@ -237,11 +250,28 @@ def _gathered(data: Any, indices: Any, axis: int) -> Any:
     if not extents or isinstance(indices, relax.ShapeExpr):
         return None
     if known is None:
-        return relax.op.take(data, indices, axis, mode="wrap")
+        return relax.op.take(data, indices, axis)
     if constant_array(data) is not None:
         return None
     counted = np.where(known < 0, known + extents[axis], known).astype(known.dtype)
-    return relax.op.take(data, constant(counted), axis, mode="fast")
+    return relax.op.take(data, constant(counted), axis, mode="clip")
+
+
+def _by_places(op_name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Gathers and scatters of elements and rows, by indices as they are: what is counted from the
+    end `Legalise` reads, and TVM's importer with a kernel of its own."""
+    axis, how = attrs.get("axis", 0), attrs.get("reduction", "none")
+    how = how.decode() if isinstance(how, bytes) else how
+    how = "update" if how == "none" else how
+    match op_name:
+        case "GatherElements":
+            return relax.op.gather_elements(*inputs, axis)
+        case "GatherND":
+            return relax.op.gather_nd(*inputs, attrs.get("batch_dims", 0))
+        case "ScatterND":
+            return relax.op.scatter_nd(*inputs, how)
+        case _:
+            return relax.op.scatter_elements(*inputs, axis, how)
 
 
 def _aligned(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:
@@ -254,6 +284,7 @@ def _aligned(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], opse
     dtype = regions.ty.dtype.dtype
     if half_pixel:
         regions = relax.op.subtract(regions, relax.const(0.5 / scale, dtype))
+    images = relax.op.clip(images, 0, int(data.ty.shape[0]) - 1)
     images = relax.op.astype(relax.op.expand_dims(images, axis=1), dtype)
     return builder.normalize(
         relax.op.vision.roi_align(
@@ -267,6 +298,16 @@ def _aligned(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], opse
             mode="avg",
         )
     )
+
+
+def _in_images(builder: Any, data: Any, regions: Any) -> Any:
+    """Regions [n, 5] whose first numbers, those of their images, are of images that there are."""
+    images, corners = (
+        builder.emit(relax.op.strided_slice(regions, [1], [begin], [end]))
+        for begin, end in ((0, 1), (1, 5))
+    )
+    images = builder.emit(relax.op.clip(images, 0, int(data.ty.shape[0]) - 1))
+    return builder.emit(relax.op.concat([images, corners], axis=1))
 
 
 def _log_of_sum(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:

@@ -46,7 +46,7 @@ In the order the pipeline runs them:
   steps          which call reads what of which other
   open_extent    what follows an extent that is not known
   unify          modules with two numbers for open extents as one (grown_constants: what differs;
-                 constant_forms: counts, beginnings of tables, diagonals)
+                 constant_form and constant_forms: counts, rows of tables, diagonals)
   limits         which numbers it takes, and whether one for others is what those say
 
 Planning and scheduling of the groups is `passes.Plan`, one level up, where plans come from.

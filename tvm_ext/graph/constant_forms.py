@@ -3,7 +3,8 @@
     Number     [499, 128]                             start + step * extent
     Count      [[0, 7], [1, 7], [2, 7], ..]           start + step * i along the extent
     Repeated   [[True], [True], ..]                   the same along it, but for some at its ends
-    Beginning  the first rows of a table              positions of words
+    Rows       of a table, from the first on or one   positions of words, those behind others
+               that the extent says
     Diagonals  [[0, -inf, ..], [0, 0, -inf, ..], ..]  what depends on j - i only: masks, distances
 
 Each has a call that makes it of what it needs. An axis may be some more than the extent, or some
@@ -12,116 +13,18 @@ times it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from itertools import product
+from typing import Any
 
 import numpy as np
 
-from tvm_ext.tvm_api import constant, ir, mark_written, relax, te, tirx
-from tvm_ext.tvm_lowering import LIMIT
+from tvm_ext.graph.constant_form import Form, Length, Limit, Place, number_of
+from tvm_ext.tvm_api import tirx
 
 Pair = Sequence[np.ndarray]
 Tables = Callable[[], Iterable[np.ndarray]]
-Place = tuple[Any, ...]
-NUMBER = "tvm_ext.grown"
-"""Attribute of a kernel that makes a constant."""
-LIMITS = "tvm_ext.limits"
-"""Attribute of one that has no more values than for some number, by the name of the extent."""
-CYCLES = 1000
-"""What making one takes, about: little, and nothing of it is planned."""
-
-
-class Length(NamedTuple):
-    """step * extent + offset."""
-
-    step: int
-    offset: int
-
-    @classmethod
-    def of(cls, pair: Sequence[int], extents: Sequence[int]) -> Length | None:
-        """None of two numbers of which that is not so. Of two squares it would be, or of products
-        like n * (n + 1): with an offset that leaves little of the steps at the extents."""
-        step, left = divmod(pair[1] - pair[0], extents[1] - extents[0])
-        offset = pair[0] - step * extents[0]
-        return None if left or step < 1 or -2 * offset >= step * extents[0] else cls(step, offset)
-
-    def at(self, symbol: Any) -> Any:
-        """As an expression."""
-        grown = symbol if self.step == 1 else symbol * self.step
-        return grown + self.offset if self.offset else grown
-
-
-@dataclass(frozen=True)
-class Form(ABC):
-    """A constant that can be made for any extent."""
-
-    shape: tuple[int | Length, ...]
-
-    @property
-    @abstractmethod
-    def tables(self) -> tuple[np.ndarray, ...]:
-        """What it is made of."""
-
-    @abstractmethod
-    def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
-        """The element at a place of a constant of those sizes."""
-
-    is_told: ClassVar[bool] = False
-    """Whether the extent itself is needed."""
-
-    @property
-    def limit(self) -> tuple[Length, int] | None:
-        """A length, and what it may be at most; None if there is no such."""
-        return None
-
-    def takes(self, extent: int) -> bool:
-        """Whether an extent is within the limit."""
-        return self.limit is None or int(self.limit[0].at(extent)) <= self.limit[1]
-
-    @abstractmethod
-    def made(self, extent: int) -> np.ndarray:
-        """The constant for an extent, which is no more than the limit."""
-
-    def sizes(self, extent: int) -> tuple[int, ...]:
-        """Its shape for an extent."""
-        return tuple(int(e.at(extent)) if isinstance(e, Length) else e for e in self.shape)
-
-    def call(self, symbol: Any, builder: Any, number: int = 0) -> Any:
-        """The call that makes it, of a kernel that is added by the builder.
-
-        number  in its function: with it no kernel is another's by chance, for some numbers only
-        """
-        lengths = [extent for extent in self.shape if isinstance(extent, Length)]
-        own = {length: tirx.Var(f"{symbol.name}{i}", "int64") for i, length in enumerate(lengths)}
-        extent = tirx.Var(str(symbol.name), "int64")
-        dtype = str(self.tables[0].dtype)
-        shapes = [[tirx.const(extent, "int64") for extent in table.shape] for table in self.tables]
-        given = [te.placeholder(shape, dtype, f"t{i}") for i, shape in enumerate(shapes)]
-        sizes = [own[e] if isinstance(e, Length) else tirx.const(e, "int64") for e in self.shape]
-        out = te.compute(
-            sizes, lambda *at: self.element(given, at, tuple(sizes), extent), name="grown"
-        )
-        told = [extent] if self.is_told else []
-        func = te.create_prim_func([*given, *told, out]).without_attr("global_symbol")
-        if self.limit is not None:
-            length, most = self.limit
-            said = f"{length.at(symbol)}: the model has values for {most} at most"
-            within = tirx.AssertStmt(
-                own[length] <= tirx.const(most, "int64"),
-                ir.StringImm(LIMIT),
-                [ir.StringImm(said)],
-            )
-            func = func.with_body(tirx.SeqStmt([within, func.body]))
-            largest = (most - length.offset) // length.step
-            func = func.with_attr(LIMITS, {str(symbol.name): largest})
-        func = mark_written(func, CYCLES).with_attr(NUMBER, number)
-        variable = builder.add_func(func, "grown")
-        operands = [constant(np.asarray(table, order="C")) for table in self.tables]
-        taken = relax.Tuple([*operands, *([symbol] if self.is_told else [])])
-        shape = [e.at(symbol) if isinstance(e, Length) else e for e in self.shape]
-        return relax.call_tir(variable, taken, relax.TensorType(shape, dtype))
 
 
 @dataclass(frozen=True)
@@ -130,7 +33,10 @@ class Number(Form):
 
     start: np.ndarray
     step: np.ndarray
-    is_told: ClassVar[bool] = True
+
+    @property
+    def is_told(self) -> bool:
+        return True
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
@@ -251,52 +157,65 @@ class Repeated(Form):
 
 
 @dataclass(frozen=True)
-class Beginning(Form):
-    """The first rows of a table, or of one from some row on, along an axis. With more rows than it
-    has the kernel fails."""
+class Rows(Form):
+    """Rows of a table along an axis, from one on. With more than it has the kernel fails."""
 
     table: np.ndarray
     axis: int
+    begin: int | Length = 0
+
+    @property
+    def is_told(self) -> bool:
+        return isinstance(self.begin, Length)
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
         return (self.table,)
 
     @property
-    def limit(self) -> tuple[Length, int] | None:
-        length = self.shape[self.axis]
-        assert isinstance(length, Length)
-        return length, int(self.table.shape[self.axis])
+    def limit(self) -> Limit | None:
+        return Limit(self.begin, self.shape[self.axis], int(self.table.shape[self.axis]))
 
     def element(self, tables: Sequence[Any], at: Place, sizes: Place, extent: Any) -> Any:
-        return tables[0][at]
+        row = at[self.axis]
+        if self.begin != 0:
+            row = row + number_of(self.begin, extent)
+        where = (*at[: self.axis], row, *at[self.axis + 1 :])
+        return tables[0][where]
 
     def made(self, extent: int) -> np.ndarray:
-        return self.table.take(range(self.sizes(extent)[self.axis]), self.axis)
+        begin = self.begin.at(extent) if isinstance(self.begin, Length) else self.begin
+        return self.table.take(begin + np.arange(self.sizes(extent)[self.axis]), self.axis)
 
     @classmethod
     def of(
-        cls, pair: Pair, shape: tuple[int | Length, ...], axis: int, tables: Tables
-    ) -> Beginning | None:
-        """None of constants of which the one does not begin as the other does; if no table begins
-        so, the longer one is all there is."""
+        cls,
+        pair: Pair,
+        shape: tuple[int | Length, ...],
+        axes: Sequence[int],
+        extents: Sequence[int],
+        tables: Tables,
+    ) -> Rows | None:
+        """None of constants that no table has along one of the axes. If the one begins as the other
+        does, the longer one is all there is then."""
         one, other = pair
-        if not np.array_equal(one, other.take(range(one.shape[axis]), axis)):
-            return None
-        row = other.size // other.shape[axis]
         for table in tables():
-            if table.dtype != other.dtype or table.size % row:
-                continue
-            sizes = [*other.shape[:axis], table.size // row, *other.shape[axis + 1 :]]
-            if [e for e in sizes if e > 1] != [e for e in table.shape if e > 1]:
-                continue
-            grown, length = np.moveaxis(table.reshape(sizes), axis, 0), other.shape[axis]
-            rows = np.moveaxis(other, axis, 0)
-            same = (grown == rows[0]).reshape(len(grown), -1).all(1)
-            for begin in np.flatnonzero(same[: max(len(grown) - length + 1, 0)]):
-                if np.array_equal(grown[begin : begin + length], rows):
-                    return cls(shape, np.moveaxis(grown[begin:], 0, axis), axis)
-        return cls(shape, other, axis)
+            for axis in axes:
+                sizes = [*other.shape[:axis], -1, *other.shape[axis + 1 :]]
+                row = other.size // other.shape[axis]
+                if table.dtype != other.dtype or table.size % row:
+                    continue
+                grown = table.reshape(sizes)
+                if [e for e in grown.shape if e > 1] != [e for e in table.shape if e > 1]:
+                    continue
+                for begins in product(*(_begins(array, grown, axis) for array in pair)):
+                    begin = begins[0] if begins[0] == begins[1] else Length.of(begins, extents)
+                    if begin is not None:
+                        return cls(shape, grown, axis, begin)
+        grows = [axis for axis in axes if isinstance(shape[axis], Length)]
+        if grows and _begins(one, other, grows[0])[:1] == [0]:
+            return cls(shape, other, grows[0])
+        return None
 
 
 @dataclass(frozen=True)
@@ -313,9 +232,9 @@ class Diagonals(Form):
     """The largest length of the first axis; 0 if all are known."""
 
     @property
-    def limit(self) -> tuple[Length, int] | None:
+    def limit(self) -> Limit | None:
         length = self.shape[self.axes[0]]
-        return (length, self.most) if self.most and isinstance(length, Length) else None
+        return Limit(0, length, self.most) if self.most and isinstance(length, Length) else None
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
@@ -360,7 +279,7 @@ class Diagonals(Form):
 def form_of(pair: Pair, extents: Sequence[int], tables: Tables = tuple) -> Form | None:
     """The form of two constants for those extents; None if they have none.
 
-    tables  makes arrays of which they may be the beginning
+    tables  makes arrays of which they may be rows
     """
     one, other = pair
     if one.ndim != other.ndim or one.dtype != other.dtype:
@@ -376,13 +295,24 @@ def form_of(pair: Pair, extents: Sequence[int], tables: Tables = tuple) -> Form 
     if len(axes) == 2:
         return Diagonals.of(pair, shape, (axes[0], axes[1]))
     if not axes:
-        return Number.of(pair, extents)
+        rows = [axis for axis, extent in enumerate(one.shape) if one.size > extent]
+        return Number.of(pair, extents) or Rows.of(pair, shape, rows, extents, tables)
     (axis,) = axes
     return (
         Count.of(pair, shape, axis)
         or Repeated.of(pair, shape, axis)
-        or Beginning.of(pair, shape, axis, tables)
+        or Rows.of(pair, shape, axes, extents, tables)
     )
+
+
+def _begins(part: np.ndarray, table: np.ndarray, axis: int) -> list[int]:
+    """Where the rows of an array begin in those of a table."""
+    length, whole = part.shape[axis], table.shape[axis]
+    wanted, rows = (
+        np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (part, table)
+    )
+    first = np.flatnonzero(rows[: max(0, whole - length + 1), 0] == wanted[0, 0])
+    return [int(at) for at in first if np.array_equal(rows[at : at + length], wanted)]
 
 
 def _leading(rows: np.ndarray, others: np.ndarray) -> int:

@@ -99,7 +99,7 @@ def is_said_of(values: Mapping[tuple[int, ...], Any], point: Sequence[int], valu
     (axis,) = grows
     extents = first[axis], others[axis][axis]
     form = form_of((array_of(one), array_of(values[others[axis]])), extents)
-    if form is None or not form.takes(point[axis]):
+    if form is None or not (form.limit is None or form.limit.takes(point[axis])):
         return True
     return np.array_equal(form.made(point[axis]), array_of(value))
 

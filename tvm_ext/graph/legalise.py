@@ -36,6 +36,7 @@ from tvm_ext.graph.legalise_norm import (
     ints,
     known_extents,
 )
+from tvm_ext.graph.legalise_places import PLACES
 from tvm_ext.graph.legalise_quantised import BYTES, QUANTISED
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import Programs
@@ -57,10 +58,6 @@ Rule = Callable[[Any, Any, Any], Any]
 """Called with `Programs`, a block builder, the call and the `Legalise` pass."""
 POINTS = frozenset(name for name, rule in LAYOUTS.items() if rule is elementwise)
 """Operators that work element by element."""
-
-
-MOVES = {"op_pattern": 2}
-"""For what moves elements, each once: TVM takes a gather for something it must not fuse."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Legalise")
@@ -227,21 +224,6 @@ def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
     )
 
 
-def legalise_take(builder: Any, call: Any, options: Legalise) -> Any:
-    """A gather along one axis. Where an index is out of range, TVM's `fast` mode reads what does
-    not belong to the tensor, and ends the process if it must not; ours takes the nearest."""
-    axis, mode = call.attrs.axis, str(call.attrs.mode)
-    place = None if axis is None else int(axis)
-    kept = "clip" if mode == "fast" else mode
-    return builder.call_te(
-        lambda x, indices: topi.take(x, indices, place, mode=kept),
-        *call.args,
-        key=(place, kept),
-        primfunc_name_hint="take",
-        primfunc_attrs=MOVES,
-    )
-
-
 def legalise_equality(builder: Any, call: Any, options: Legalise) -> Any:
     """Whether booleans are equal, as small integers: of one bit TVM 0.27 compares them as numbers
     with a point, which LLVM refuses."""
@@ -258,7 +240,7 @@ def legalise_equality(builder: Any, call: Any, options: Legalise) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    "relax.take": legalise_take,
+    **PLACES,
     **dict.fromkeys(("relax.equal", "relax.not_equal"), legalise_equality),
     "relax.concat": legalise_concat,
     **dict.fromkeys(CONVOLUTIONS, legalise_conv),

@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tvm_ext.graph.constant_forms import LIMITS, Length
+from tvm_ext.graph.constant_form import LIMITS, Length
 from tvm_ext.graph.grown_constants import is_said_of
+from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.unify import Point, calls_of
 from tvm_ext.tir.generalise import numbers
 from tvm_ext.tir.read import linear
-from tvm_ext.tvm_api import GenericConst, IRModule, in_map_order, relax, tirx, variables
+from tvm_ext.tir.symbolic import substituted
+from tvm_ext.tvm_api import (
+    Analyzer,
+    GenericConst,
+    IRModule,
+    extents_of,
+    in_map_order,
+    relax,
+    tirx,
+    variables,
+)
 
 
 def fewest(mod: IRModule) -> dict[str, int]:
@@ -41,6 +52,29 @@ def fewest(mod: IRModule) -> dict[str, int]:
                 f"{count}*{own.name}" if count > 1 else str(own.name) for count, own in terms
             )
             found[text] = max(least, found.get(text, least))
+    return found
+
+
+def may_be_none(mod: IRModule) -> list[str]:
+    """The symbols of `main` of which there may be none at all: nothing but inputs is then without
+    elements, words kept of a text that begins."""
+    main = mod["main"]
+    given = set(main.params)
+    results = getattr(main.ret_ty, "fields", [main.ret_ty])
+    shapes = {extent: None for ty in results for extent in extents_of(ty)}
+
+    def look(node: Any) -> None:
+        if isinstance(node, relax.Var) and node not in given:
+            shapes.update(dict.fromkeys(extents_of(node.ty)))
+
+    relax.analysis.post_order_visit(main.body, look)
+    symbols = input_symbols(main)
+    found = []
+    for symbol in symbols:
+        values = {own: tirx.const(int(own is not symbol), "int64") for own in symbols}
+        least = [Analyzer().simplify(substituted(extent, values)) for extent in shapes]
+        if all(isinstance(one, tirx.IntImm) and int(one) > 0 for one in least):
+            found.append(str(symbol.name))
     return found
 
 

@@ -18,7 +18,7 @@ From the front of the block a smaller tensor would lie where the first cores alo
 cores do not share their last cache the others fetch each line from there before they overwrite it.
 
 Where extents are not known sizes are for 1 in their place, and a block is as many times as large
-as those turn out to be together that its largest tensor grows with: others in it grow with no more.
+as those turn out to be together that its tensors grow with.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Life(NamedTuple):
     """Extents that are not known, that it grows with."""
 
     def holds(self, other: Life) -> bool:
-        """Whether another tensor fits into this one's memory, whatever the extents."""
-        return other.bytes <= self.bytes and other.symbols <= self.symbols
+        """Whether another tensor fits into this one's memory, even if an extent is 0."""
+        return other.bytes <= self.bytes and other.symbols == self.symbols
 
 
 class Place(NamedTuple):

@@ -19,7 +19,8 @@ import numpy as np
 
 from tvm_ext.errors import ModelError
 from tvm_ext.extents import assigned
-from tvm_ext.graph.constant_forms import Length, Tables
+from tvm_ext.graph.constant_form import Length
+from tvm_ext.graph.constant_forms import Tables
 from tvm_ext.graph.grown_constants import grown_constants
 from tvm_ext.graph.open_extent import of_slice
 from tvm_ext.shield import first_line
@@ -32,12 +33,14 @@ from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     ir,
+    mark_written,
     op_name,
     relax,
     structural_equal,
     structural_map,
     tirx,
     uses,
+    written_cycles,
 )
 
 Point = tuple[int, ...]
@@ -276,6 +279,12 @@ def _plain(func: PrimFunc) -> PrimFunc:
     return PrimFunc([plain.get(param, param) for param in func.params], body, attrs=func.attrs)
 
 
+def _index_type(func: PrimFunc) -> str:
+    """The type of the extents of a function's tensors, those of 64 bits if there are any."""
+    types = {str(extent.ty.dtype) for param in tensors(func) for extent in param.shape}
+    return types.pop() if len(types) == 1 else "int64"
+
+
 def _program(
     pair: Sequence[PrimFunc], extents: Sequence[int], name: str, operands: int | None
 ) -> tuple[PrimFunc, Length | None] | None:
@@ -283,6 +292,8 @@ def _program(
     operands; None if the extents of its tensors tell it. It is what grows by the largest steps by
     which all do, so that most extents are multiples of it."""
     pair = [_plain(func) for func in pair]
+    if cycles := written_cycles(pair[0]):  # which, rounded, are no linear function of the extent
+        pair = [mark_written(func, cycles / extents[0]) for func in pair]
     grown, shares = (_lengths(kind, pair, extents) for kind in (numbers, fractions))
     if grown is None or shares is None:
         return None
@@ -293,7 +304,7 @@ def _program(
     shown = _lengths(_extents, pair, extents) or set()
     told = [length for length in steps if length in shown]  # its tensors may tell what it is
     own = min(told or steps, key=lambda length: abs(length.offset), default=Length(size, 0))
-    symbol = tirx.Var(name, "int64")
+    symbol = tirx.Var(name, _index_type(pair[0]))
     points = [own.at(extent) for extent in extents]
     made = generalised(pair, [[point] for point in points], [symbol])
     if made is None:

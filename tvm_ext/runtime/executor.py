@@ -254,6 +254,10 @@ def _check_alike(
         value = evaluated(text, values)
         if value is not None and value < least:
             raise InputError(f"inputs: {text} is {value}; {text} is {least} or more; give more")
+    for text, most in manifest.most.items():
+        value = evaluated(text, values)
+        if value is not None and value > most:
+            raise InputError(f"inputs: {text} is {value}; {text} is {most} at most; give less")
     for text, extent, source in found:
         value = evaluated(text, values)
         if value is not None and value != extent:

@@ -22,6 +22,7 @@ LEVELS = {
         "errors",
         "extents",
         "flags",
+        "one_at_a_time",
         "shield",
         "tvm_amx",
         "tvm_api",

@@ -20,6 +20,7 @@ from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.unify import Point, fewest
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
@@ -194,6 +195,7 @@ def _lower_open(
     return source, mod
 
 
+@one_at_a_time()
 @without_collections()
 def compile(
     model: Any,
@@ -229,6 +231,7 @@ def compile(
     return assemble(lowered, plan_all(lowered, database), notes, verify=verify, say=say)
 
 
+@one_at_a_time()
 @without_collections()
 def replay(
     model: Any,

@@ -16,6 +16,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
 from tvm_ext.measure.job import Failure
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision
 from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database
@@ -75,6 +76,7 @@ def tune(
     return compiled
 
 
+@one_at_a_time()
 def tune_all(
     models: Sequence[Any],
     target: Any = "cpu",
@@ -176,6 +178,7 @@ class TunedKernel:
         return built.module
 
 
+@one_at_a_time()
 def tune_tir(
     func: PrimFunc,
     target: Any = "cpu",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,18 @@ def test_the_same_model_gives_the_same_code(model: Path, compiled: Compiled) -> 
     again = tvm_ext.compile(onnx.load(str(model)))
     assert again.manifest.code_hash == compiled.manifest.code_hash
     assert [g.plan for g in again.manifest.groups] == [g.plan for g in compiled.manifest.groups]
+
+
+def test_threads_compile_one_after_another(model: Path, compiled: Compiled) -> None:
+    """TVM's state is that of the process: passes in two threads failed at random."""
+
+    def made(_: int) -> Compiled:
+        return tvm_ext.compile(str(model))
+
+    with ThreadPoolExecutor(3) as pool:
+        several = list(pool.map(made, range(3)))
+    assert {one.manifest.code_hash for one in several} == {compiled.manifest.code_hash}
+    assert not any(one.manifest.notes for one in several)
 
 
 def test_save_and_load(compiled: Compiled, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from tvm_ext.errors import ArtifactError, InputError
 from tvm_ext.extents import names, solved
 from tvm_ext.hardware import cpu_features, physical_cores
 from tvm_ext.hardware.isa import AMX
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, load_artifact
@@ -39,7 +41,11 @@ def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compil
 
 
 class Compiled:
-    """A compiled model. Call it with a dict of arrays by name, or with arrays in model order."""
+    """A compiled model. Call it with a dict of arrays by name, or with arrays in model order.
+
+    It has one set of activations: it serves one call at a time, and threads wait for each other.
+    Load the artifact once per thread to run side by side.
+    """
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class Compiled:
         self._device = manifest.device
         self._shares = manifest.anywhere and self._device == "cpu"
         self.manifest = manifest
+        self._turn = RLock()
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -75,8 +82,9 @@ class Compiled:
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
         bound = self.bind(*given, **named)
-        result = self._main(*(map(shared, bound) if self._shares else self._moved(bound)))
-        return to_arrays(result, self.manifest.own_outputs)
+        with self._turn:
+            result = self._main(*(map(shared, bound) if self._shares else self._moved(bound)))
+            return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property
     def _main(self) -> Any:
@@ -133,15 +141,16 @@ class Compiled:
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
         tensors = self._moved(self.bind(*arrays, **named))
-        main = self._main
-        main(*tensors)
-        wait(self._device)
         times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
+        with self._turn:
+            main = self._main
             main(*tensors)
             wait(self._device)
-            times.append(time.perf_counter() - start)
+            for _ in range(repeats):
+                start = time.perf_counter()
+                main(*tensors)
+                wait(self._device)
+                times.append(time.perf_counter() - start)
         return times
 
     def profile(
@@ -159,7 +168,8 @@ class Compiled:
             self.bind(*arrays, **named) if given else random_inputs(self.inputs, extents=fewest)
         )
         names = [group.name for group in self.manifest.groups]
-        return profile(self._module, names, inputs, runs, read_peak, self._device)
+        with self._turn:
+            return profile(self._module, names, inputs, runs, read_peak, self._device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""
@@ -169,7 +179,15 @@ class Compiled:
             raise ArtifactError(f"artifact {os.fspath(path)}: this model was made to run here only")
         from tvm_ext.runtime.export import export
 
-        return export(self._parts(), Path(path), self.manifest)
+        with one_at_a_time():
+            return export(self._parts(), Path(path), self.manifest)
+
+    def __reduce__(self) -> NoReturn:
+        """Copying and pickling end here: machine code is no Python object. Raises ArtifactError."""
+        raise ArtifactError(
+            f"model {self.manifest.model}: cannot be copied or pickled; save(path) writes it, and "
+            "tvm_ext.load(path) reads it again, in another process too"
+        )
 
     @property
     def report(self) -> Report:

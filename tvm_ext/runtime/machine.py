@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _POOLED = 2
 LARGE_BYTES = 1 << 16
 """The pool hands out whole pages: many small results that are kept would each hold one."""
 Instrument = Callable[..., None]
+_silenced = RLock()
 
 
 @cache
@@ -145,12 +147,13 @@ def silence() -> Iterator[None]:
 
     Errors come as exceptions, so nothing that matters goes to this stream meanwhile.
     """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as sink:
-        os.dup2(sink.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with _silenced:  # another thread would keep this one's silence for good
+        sys.stderr.flush()
+        kept = os.dup(2)
+        with open(os.devnull, "w") as sink:
+            os.dup2(sink.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

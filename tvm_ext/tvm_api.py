@@ -65,11 +65,13 @@ from tvm.tirx import PrimFunc  # noqa: E402
 from tvm_ffi import (  # noqa: E402
     Tensor,
     WalkResult,
+    register_error,
     structural_equal,
     structural_map,
     structural_walk,
 )
 
+register_error(KeyboardInterrupt)  # raised in a pass, it would come out as a RuntimeError
 PURE_INTRINSIC = "tirx.call_llvm_pure_intrin"
 """The operator that calls one of LLVM, by a number."""
 

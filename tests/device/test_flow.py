@@ -18,7 +18,8 @@ import tvm
 from tiny import X, assert_close, reference, saved
 
 import tvm_ext
-from tvm_ext import assembly, trials
+from tvm_ext import assembly, flow, trials
+from tvm_ext.cli.compile import main
 from tvm_ext.errors import (
     ArtifactError,
     InputError,
@@ -103,6 +104,24 @@ def test_threads_compile_one_after_another(model: Path, compiled: Compiled) -> N
         several = list(pool.map(made, range(3)))
     assert {one.manifest.code_hash for one in several} == {compiled.manifest.code_hash}
     assert not any(one.manifest.notes for one in several)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Interrupted")
+def interrupted(mod: tvm.IRModule, context: object) -> tvm.IRModule:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_inside_a_pass_is_none_of_its_failures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM made a RuntimeError of it: the pass was left out, and the compile went on."""
+    monkeypatch.setattr(flow, "graph_passes", lambda *_, **__: [interrupted])
+    monkeypatch.delenv("TVM_EXT_STRICT")
+    with pytest.raises(KeyboardInterrupt):
+        tvm_ext.compile(str(model))
+    path = tmp_path / "model.so"
+    assert main([str(model), "-o", str(path)]) == 130
+    assert not path.exists()
 
 
 def test_save_and_load(compiled: Compiled, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 work is done by `tvm_ext.compile` and its like.
 
     common   arguments that verbs share, and `run_main`: errors, exit codes, --json
+    interrupts  Ctrl-C, wherever it is pressed
     tune     measure plans into a log and compile the best    progress  shows how far it is
     compile  compile in seconds, measuring nothing
     replay   compile from a log, measuring and running nothing

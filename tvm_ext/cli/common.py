@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from tvm_ext.cli.interrupts import check_interrupt, interrupted, remembered
+from tvm_ext.command import EXIT_INTERRUPTED
 from tvm_ext.errors import TvmExtError
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
@@ -167,14 +168,20 @@ def check_output(text: str, *suffixes: str) -> Path:
 
 @contextmanager
 def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows, while a command works, what it is at: on a terminal only. Yields what tells it."""
+    """Shows, while a command works, what it is at: on a terminal only. Yields what tells it, which
+    raises KeyboardInterrupt if that was lost before."""
     if quiet or not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _: check_interrupt()
         return
     from rich.console import Console
 
     with Console(stderr=True, markup=False, highlight=False).status("starting") as shown:
-        yield lambda text: shown.update(text)
+
+        def show(text: str) -> None:
+            check_interrupt()
+            shown.update(text)
+
+        yield show
 
 
 def text_style() -> dict[str, Any]:
@@ -226,18 +233,22 @@ def run_main(
     """Runs a command and returns its exit code.
 
     A TvmExtError is one `error:` line on stderr, with --json an object on stdout as well. Anything
-    else that is raised is a bug of ours and keeps its traceback.
+    else that is raised is a bug of ours and keeps its traceback, unless Ctrl-C was pressed: what it
+    cut short may fail in its own way.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), remembered():
         warnings.showwarning = _show_warning
         try:
             answer = work(parser.parse_args(arguments))
-        except TvmExtError as error:
+            check_interrupt()
+        except (Exception, KeyboardInterrupt) as error:
+            if interrupted() or isinstance(error, KeyboardInterrupt):
+                return _fail("interrupted", "KeyboardInterrupt", as_json, EXIT_INTERRUPTED)
+            if not isinstance(error, TvmExtError):
+                raise
             return _fail(" ".join(str(error).split()), type(error).__name__, as_json, EXIT_ERROR)
-        except KeyboardInterrupt:
-            return _fail("interrupted", "KeyboardInterrupt", as_json, EXIT_INTERRUPTED)
     return _print(_json(answer.data) if as_json else answer.text, 0)
 
 

@@ -37,6 +37,8 @@ def ffi() -> Any:
     try:
         with without_torch():
             import tvm_ffi
+        # Raised in a call back, Ctrl-C would come out of TVM as a RuntimeError.
+        tvm_ffi.register_error(KeyboardInterrupt)
     except ImportError as error:
         raise InstallError(f"package apache-tvm-ffi: {error}; pip install tvm-ext") from error
     if "tvm" not in sys.modules:

@@ -24,6 +24,7 @@ from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
+from tvm_ext.records.files import told
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
@@ -251,9 +252,12 @@ def replay(
     planned = list(plan_all(lowered, database))
     misses = sorted({p.task.kind for p in planned if p.task.graph and not _hit(p)})
     if strict and misses:
+        where = f"hardware {lowered.hardware.fingerprint()}"
+        if database.corrupt:
+            where += f" ({len(database.corrupt)} lines cannot be used)"
         raise LogError(
             f"log {os.fspath(log)}: no record for {len(misses)} kernels ({', '.join(misses)}) on "
-            f"hardware {lowered.hardware.fingerprint()}; tune the model with this log first"
+            f"{where}; tune the model with this log first"
         )
     notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
@@ -278,7 +282,7 @@ def log_notes(database: Database | None, lowered: Lowered) -> tuple[str, ...]:
     """What the user should know of the log: corrupt lines, records of other machines only."""
     if database is None:
         return ()
-    notes = [f"log line skipped: {line}" for line in database.corrupt]
+    notes = [f"log line skipped: {line}" for line in told(database.corrupt)]
     own = lowered.hardware.fingerprint()
     others = {mark: entry for mark, entry in database.hardware().items() if mark != own}
     if others and own not in database.hardware():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +20,10 @@ LOCK_TIMEOUT_S = 60.0
 """Writers hold the lock for one batch; one that holds it for a minute is stuck."""
 
 
+TOLD = 3
+"""Lines without a usable record that are told one by one."""
+
+
 class CorruptLine(msgspec.Struct, frozen=True):
     """A line of a log that holds no usable record. It is skipped and stays in the file."""
 
@@ -29,6 +33,14 @@ class CorruptLine(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.reason}"
+
+
+def told(corrupt: Sequence[CorruptLine]) -> list[str]:
+    """The first of such lines, and how many more there are: a file that is no log has one after
+    the other."""
+    first = [str(line) for line in corrupt[:TOLD]]
+    more = len(corrupt) - len(first)
+    return [*first, f"and {more} more"] if more else first
 
 
 def is_file_log(root: Path) -> bool:

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 LEVELS = {
     0: {
         "amx_permission",
+        "arguments",
         "command",
         "cuda_libraries",
         "errors",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, get_args
 
 import msgspec
 
+from tvm_ext import passes
+from tvm_ext.arguments import thread_count
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
@@ -48,6 +52,7 @@ FAST_MATHS = (
     "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
     "pip install 'tvm_ext[cuda]' for nvcc"
 )
+_LEGALISE = "Legalise"
 IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
 NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
 
@@ -71,6 +76,7 @@ def without_collections() -> Iterator[None]:
 def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
     """The machine a target names, with the threads that are to be used; a GPU has those it has.
     Raises TargetError."""
+    num_threads = thread_count(num_threads)
     hardware = resolve(target)
     if hardware.kind == "cuda":
         use_nvcc()
@@ -79,6 +85,25 @@ def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
         threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)
     return hardware
+
+
+def _disabled() -> set[str]:
+    """The passes that a `PassContext` leaves out. Warns of a name that neither TVM nor we have."""
+    from tvm_ffi.registry import list_global_func_names  # after tvm, which is kept from torch
+
+    disabled = {str(name) for name in tvm.transform.PassContext.current().disabled_pass}
+    if not disabled:
+        return disabled
+    known = {*dir(passes), *dir(relax.transform), *dir(relax.backend)}
+    known.update(name.rpartition(".")[2] for name in list_global_func_names())
+    for name in sorted(disabled):
+        if name.rpartition(".")[2] not in known:
+            near = get_close_matches(name, dir(passes), 1)
+            hint = f"is it {near[0]}?" if near else "README.md lists ours"
+            warnings.warn(f"disabled_pass: no pass is called {name!r}; {hint}", stacklevel=2)
+    if _LEGALISE in disabled:  # TVM lowers no convolution from planes to channels
+        disabled.add("ChannelsLast")
+    return disabled
 
 
 def _all_lowered(mod: IRModule) -> IRModule:
@@ -109,14 +134,17 @@ def lower(
     hardware = hardware_for(target, num_threads)
     left_out: list[str] = []
     decisions: list[Fusion] = []
-    disabled = set(tvm.transform.PassContext.current().disabled_pass)
+    disabled = _disabled()
 
     def run(mod: IRModule, steps: Sequence[Any]) -> IRModule:
         for step in steps:
-            if step.info.name in disabled:
-                continue
-            with shield(f"pass {step.info.name} left out", left_out):
-                mod = step(mod)
+            name = step.info.name
+            if name not in disabled:
+                with shield(f"pass {name} left out", left_out):
+                    mod = step(mod)
+                    continue
+            if name == _LEGALISE:  # what is fused is not lowered any more
+                mod = _all_lowered(mod)
         return _all_lowered(mod)
 
     opened = open_extents(model, shapes)

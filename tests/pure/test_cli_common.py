@@ -173,6 +173,9 @@ def refused(path: Path, words: str) -> None:
 
 
 def test_outputs_that_cannot_be(tmp_path: Path) -> None:
+    for nameless in ("", ".", "/"):
+        with pytest.raises(CommandError, match=r"names no file; give one that ends in \.so"):
+            check_output(nameless, ".so")
     refused(tmp_path / "model.onnx", r"must end in \.so")
     refused(tmp_path / "no" / "a.so", "no folder .*no; create it")
     (tmp_path / "folder.so").mkdir()

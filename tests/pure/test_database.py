@@ -79,6 +79,13 @@ def test_missing_log_is_said_so_unless_it_is_to_be_made(tmp_path):
     assert Database.open(tmp_path / "nothing", create=True).records() == []
 
 
+def test_a_new_folder_is_not_called_as_a_file_is(tmp_path):
+    with pytest.raises(LogError, match=r"would be a folder; end its name in \.jsonl"):
+        Database.open(tmp_path / "log.txt", create=True)
+    assert not list(tmp_path.iterdir())
+    assert Database.open(tmp_path / "logs.2026", create=True).root.is_dir()
+
+
 def test_file_that_is_no_log_is_never_touched(tmp_path):
     model = tmp_path / "model.onnx"
     model.write_bytes(b"precious")

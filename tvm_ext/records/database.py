@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
+from tvm_ext.arguments import is_path
 from tvm_ext.errors import LogError, PlanError
 from tvm_ext.records.files import CorruptLine, append, errors_named, file_for, log_files, prepare
 from tvm_ext.records.record import Line, Record, TaskGraph, decode_line, encode_line
@@ -34,6 +35,8 @@ class Database:
     def open(cls, path: str | os.PathLike[str], create: bool = False) -> Database:
         """Read the log at `path`; `create=True` makes an empty one if there is none, and sees that
         it can be written. LogError if there is none, or it cannot be read or written."""
+        if not is_path(path):
+            raise LogError(f"tuning log {path!r}: is no path; give a folder or a .jsonl file")
         database = cls(Path(path))
         if create:
             prepare(database.root)

@@ -16,6 +16,8 @@ from tvm_ext.errors import LogError
 from tvm_ext.records.record import Line
 
 SUFFIX = ".jsonl"
+FILE_SUFFIXES = (".csv", ".json", ".log", ".txt")
+"""What nobody calls a folder."""
 LOCK_TIMEOUT_S = 60.0
 """Writers hold the lock for one batch; one that holds it for a minute is stuck."""
 
@@ -67,8 +69,10 @@ def file_for(root: Path, line: Line) -> Path:
 def prepare(root: Path) -> None:
     """Make the folder that `root` is or lies in, and see that the log can be written.
 
-    LogError now is better than one after minutes of tuning.
+    LogError now is better than one after minutes of tuning, or than a folder called `log.txt`.
     """
+    if root.suffix.lower() in FILE_SUFFIXES and not root.exists():
+        raise LogError(f"tuning log {root}: would be a folder; end its name in {SUFFIX} for a file")
     folder = root.parent if is_file_log(root) else root
     with errors_named(root):
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
+from tvm_ext.arguments import is_path, thread_count
 from tvm_ext.errors import ArtifactError, InputError
 from tvm_ext.extents import names, solved
 from tvm_ext.hardware import cpu_features, physical_cores
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
-    """Loads an artifact written by `Compiled.save`. Raises ArtifactError.
+    """Loads an artifact written by `Compiled.save`. Raises ArtifactError, TargetError.
 
     Needs TVM's runtime library only: neither its compiler nor ONNX is imported.
     """
-    use_threads(num_threads or physical_cores(), asked=num_threads is not None)
+    if not is_path(path):
+        raise ArtifactError(f"artifact {path!r}: is no path; give that of a file")
+    threads = thread_count(num_threads)
+    use_threads(threads or physical_cores(), asked=threads is not None)
     module, manifest = load_artifact(Path(path))
     return Compiled(module, manifest, source=Path(path))
 
@@ -226,11 +230,12 @@ _dtype_name = cache(str)
 
 
 def _checked(info: TensorInfo, value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    array = value if isinstance(value, np.ndarray) else _as_array(info, value)
     if _dtype_name(array.dtype) != info.dtype:
         raise InputError(
             f"input {info.name!r}: dtype {array.dtype}, the model takes {info.dtype}; "
-            f"convert it with .astype({info.dtype!r})"
+            f"convert it with {'' if hasattr(value, 'astype') else 'numpy.asarray(x)'}"
+            f".astype({info.dtype!r})"
         )
     if array.shape != info.shape and not _fits(array.shape, info.shape):
         raise InputError(
@@ -238,6 +243,20 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
             "compile again with other shapes"
         )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _as_array(info: TensorInfo, value: Any) -> np.ndarray:
+    """Raises InputError for what numpy makes no numbers of."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.asarray(None)
+    if array.dtype.kind in "OSU":
+        raise InputError(
+            f"input {info.name!r}: {type(value).__name__} is no array of numbers; give a numpy "
+            f"array of {info.dtype} and shape {info.shape} (of a tensor, tensor.numpy())"
+        )
+    return array
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:

@@ -3,8 +3,8 @@
     python examples/demo.py [--trials 64] [--rounds 5]
 
 The model is ResNet-50 from the onnx wheel with random weights (the wheel's own are constants,
-which would hide errors). Tuning resumes from the log in `tuning_logs/`, if it has records of this
-machine.
+which would hide errors). Tuning resumes from the log in `build/demo_logs`, if there was a demo
+before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_ext
+from tvm_ext.cli.common import positive
 from tvm_ext.frontend.randomise import randomise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,9 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=64, help="measurements for tuning")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved timing rounds")
-    parser.add_argument("--log", default=str(ROOT / "tuning_logs"), help="tuning log")
+    parser.add_argument("--trials", type=positive, default=64, help="measurements for tuning")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved timing rounds")
+    parser.add_argument("--log", default=str(ROOT / "build" / "demo_logs"), help="tuning log")
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:

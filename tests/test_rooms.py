@@ -18,10 +18,13 @@ PACKAGE = Path(__file__).parent.parent / "tvm_ext"
 LEVELS = {
     0: {
         "amx_permission",
+        "arguments",
+        "command",
         "cuda_libraries",
         "errors",
         "extents",
         "flags",
+        "one_at_a_time",
         "shield",
         "tvm_amx",
         "tvm_api",

@@ -29,7 +29,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from tvm_ext.check_steps import nudged_scales, output_steps
-from tvm_ext.errors import InputError, VerifyError
+from tvm_ext.errors import InputError, ModelError, VerifyError
 from tvm_ext.frontend.load import load_onnx
 from tvm_ext.frontend.microsoft_attention import counts_words
 from tvm_ext.frontend.weights import tensors
@@ -87,8 +87,8 @@ def check_model(
 
     Extents that are left open are the first of OPEN for which both run.
 
-    Raises VerifyError if an output is further off than BOUND and than SPREADS times the engine's
-    distance from itself.
+    Raises ModelError for another model than was compiled, VerifyError if an output is further off
+    than BOUND and than SPREADS times the engine's distance from itself.
     """
     has_onnxruntime = find_spec("onnxruntime") is not None
     if not has_onnxruntime and not reference:
@@ -108,10 +108,13 @@ def check_model(
     undecided = _recounted(compiled.outputs, found, expected or [])
     errors = _distances(found, expected or [])
     spreads = [0.0] * len(errors)
-    close = expected is not None and all(error <= BOUND for error in errors)
+    alike = expected is not None and len(found) == len(expected)
+    close = alike and all(error <= BOUND for error in errors)
     known = None if close else load_onnx(model)
     if known is not None and not whole and any(map(counts_words, known.graph.node)):
         return check_model(compiled, model, reference=reference, seed=seed, whole=True)
+    if known is not None and (reason := _other_model(compiled, known, expected)):
+        raise ModelError(f"the model: is not the one that was compiled, {reason}; give that one")
     if expected is None:
         return None
     least = BOUND if known is None else _least_bound(known)
@@ -155,6 +158,21 @@ def _feeds(compiled: Compiled, seed: int, whole: bool) -> Iterator[dict[str, np.
             yield dict(zip(names, make_inputs(tuple(infos), seed), strict=True))
 
 
+def _other_model(compiled: Compiled, model: onnx.ModelProto, expected: Any) -> str:
+    """In what a model is not the one that was compiled; empty if it may be."""
+    taken = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
+    for info in compiled.inputs:
+        if info.name not in taken:
+            return f"it has no input {info.name!r}"
+        extents = [dim.dim_value for dim in taken[info.name]]
+        pairs = zip(extents, info.shape, strict=False)
+        if any(isinstance(own, int) and one not in (0, own) for one, own in pairs):
+            return f"its input {info.name!r} has the shape {extents}, not {list(info.shape)}"
+    if expected is not None and len(expected) != len(compiled.outputs):
+        return f"it has {len(expected)} outputs, not {len(compiled.outputs)}"
+    return ""
+
+
 def _recounted(outputs: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> set[str]:
     """Outputs that differ in an extent which data say, and by little."""
     names = set()
@@ -193,7 +211,7 @@ def _nudged(array: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _distances(ours: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
-    pairs = zip(ours, theirs, strict=True)
+    pairs = zip(ours, theirs, strict=False)
     return [distance(np.asarray(one), np.asarray(other)) for one, other in pairs]
 
 

@@ -11,6 +11,10 @@ class InstallError(TvmExtError):
     """The environment cannot work: a missing or broken dependency."""
 
 
+class ArgumentError(TvmExtError):
+    """An argument has a value, or is of a type, that it cannot have."""
+
+
 class ModelError(TvmExtError):
     """The model file cannot be read, or holds something that cannot be compiled."""
 

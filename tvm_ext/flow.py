@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, get_args
 
 import msgspec
 
+from tvm_ext import passes
+from tvm_ext.arguments import thread_count
 from tvm_ext.assembly import Lowered, Notify, assemble, quiet
 from tvm_ext.bounds import Bounds, bounds
 from tvm_ext.cuda_libraries import use_nvcc
@@ -23,9 +27,11 @@ from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.unify import Point
 from tvm_ext.hardware import physical_cores, resolve
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
 from tvm_ext.records import Database
+from tvm_ext.records.files import told
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.threads import use_threads
@@ -47,6 +53,7 @@ FAST_MATHS = (
     "no nvcc: where there is a CUDA device NVRTC compiles the kernels, with fast maths; "
     "pip install 'tvm_ext[cuda]' for nvcc"
 )
+_LEGALISE = "Legalise"
 IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
 NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
 
@@ -70,6 +77,7 @@ def without_collections() -> Iterator[None]:
 def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
     """The machine a target names, with the threads that are to be used; a GPU has those it has.
     Raises TargetError."""
+    num_threads = thread_count(num_threads)
     hardware = resolve(target)
     if hardware.kind == "cuda":
         use_nvcc()
@@ -78,6 +86,25 @@ def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
         threads = use_threads(num_threads or physical_cores(), asked=num_threads is not None)
         hardware = msgspec.structs.replace(hardware, cores=threads)
     return hardware
+
+
+def _disabled() -> set[str]:
+    """The passes that a `PassContext` leaves out. Warns of a name that neither TVM nor we have."""
+    from tvm_ffi.registry import list_global_func_names  # after tvm, which is kept from torch
+
+    disabled = {str(name) for name in tvm.transform.PassContext.current().disabled_pass}
+    if not disabled:
+        return disabled
+    known = {*dir(passes), *dir(relax.transform), *dir(relax.backend)}
+    known.update(name.rpartition(".")[2] for name in list_global_func_names())
+    for name in sorted(disabled):
+        if name.rpartition(".")[2] not in known:
+            near = get_close_matches(name, dir(passes), 1)
+            hint = f"is it {near[0]}?" if near else "README.md lists ours"
+            warnings.warn(f"disabled_pass: no pass is called {name!r}; {hint}", stacklevel=2)
+    if _LEGALISE in disabled:  # TVM lowers no convolution from planes to channels
+        disabled.add("ChannelsLast")
+    return disabled
 
 
 def _all_lowered(mod: IRModule) -> IRModule:
@@ -108,14 +135,17 @@ def lower(
     hardware = hardware_for(target, num_threads)
     left_out: list[str] = []
     decisions: list[Fusion] = []
-    disabled = set(tvm.transform.PassContext.current().disabled_pass)
+    disabled = _disabled()
 
     def run(mod: IRModule, steps: Sequence[Any]) -> IRModule:
         for step in steps:
-            if step.info.name in disabled:
-                continue
-            with shield(f"pass {step.info.name} left out", left_out):
-                mod = step(mod)
+            name = step.info.name
+            if name not in disabled:
+                with shield(f"pass {name} left out", left_out):
+                    mod = step(mod)
+                    continue
+            if name == _LEGALISE:  # what is fused is not lowered any more
+                mod = _all_lowered(mod)
         return _all_lowered(mod)
 
     opened = open_extents(model, shapes)
@@ -199,6 +229,7 @@ def _lower_open(
     return source, mod, between
 
 
+@one_at_a_time()
 @without_collections()
 def compile(
     model: Any,
@@ -235,6 +266,7 @@ def compile(
     return assemble(lowered, plan_all(lowered, database), notes, verify=verify, say=say)
 
 
+@one_at_a_time()
 @without_collections()
 def replay(
     model: Any,
@@ -254,9 +286,12 @@ def replay(
     planned = list(plan_all(lowered, database))
     misses = sorted({p.task.kind for p in planned if p.task.graph and not _hit(p)})
     if strict and misses:
+        where = f"hardware {lowered.hardware.fingerprint()}"
+        if database.corrupt:
+            where += f" ({len(database.corrupt)} lines cannot be used)"
         raise LogError(
             f"log {os.fspath(log)}: no record for {len(misses)} kernels ({', '.join(misses)}) on "
-            f"hardware {lowered.hardware.fingerprint()}; tune the model with this log first"
+            f"{where}; tune the model with this log first"
         )
     notes = (*lowered.notes, *log_notes(database, lowered))
     return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
@@ -281,7 +316,7 @@ def log_notes(database: Database | None, lowered: Lowered) -> tuple[str, ...]:
     """What the user should know of the log: corrupt lines, records of other machines only."""
     if database is None:
         return ()
-    notes = [f"log line skipped: {line}" for line in database.corrupt]
+    notes = [f"log line skipped: {line}" for line in told(database.corrupt)]
     own = lowered.hardware.fingerprint()
     others = {mark: entry for mark, entry in database.hardware().items() if mark != own}
     if others and own not in database.hardware():

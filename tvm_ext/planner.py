@@ -21,6 +21,7 @@ from tvm_ext.shield import shield
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.legal import check_parts
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tir import Reference, prepare, signature, write
 from tvm_ext.tir.signature import hash_func
@@ -189,12 +190,21 @@ def logged(
     reasons: list[str],
 ) -> list[Option]:
     """The best record of a task, if there is one; `beside_us` as in `Database.best`."""
-    signature, machine = task.signature, hardware.fingerprint()
-    record = database.best(signature, machine, beside_us)
-    if record is None or task.graph is None:
+    signature, machine, graph = task.signature, hardware.fingerprint(), task.graph
+    if graph is None:
+        return []
+
+    def usable_us(plan: TilePlan) -> float:
+        with shield("log plan", reasons):
+            check_parts(graph, plan)
+            return beside_us(plan)
+        return float("inf")
+
+    record = database.best(signature, machine, usable_us)
+    if record is None:
         return []
     with shield("log plan", reasons):
-        model = predict(task.graph, record.plan, hardware)
+        model = predict(graph, record.plan, hardware)
         times = model.latency_us, database.typical(signature, machine)[record.plan]
         return [Option("log", record.plan, model.bound, *times, record.tir_hash)]
     return []

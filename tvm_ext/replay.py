@@ -1,9 +1,9 @@
 """`python -m tvm_ext.replay`: the command in `tvm_ext.cli.replay`. Nothing may import this."""
 
 if __name__ == "__main__":
-    from tvm_ext.cli.replay import main
+    from tvm_ext.command import run_command
 
-    raise SystemExit(main())
+    run_command("replay")
 
 raise ImportError(
     "tvm_ext.replay as a module is a command: for the function, from tvm_ext import replay"

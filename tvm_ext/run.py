@@ -1,8 +1,8 @@
 """`python -m tvm_ext.run`: the command in `tvm_ext.cli.run`. Nothing may import this."""
 
 if __name__ == "__main__":
-    from tvm_ext.cli.run import main
+    from tvm_ext.command import run_command
 
-    raise SystemExit(main())
+    run_command("run")
 
 raise ImportError("tvm_ext.run is a command: run python -m tvm_ext.run")

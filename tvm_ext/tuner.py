@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from tvm_ext.arguments import above_zero, whole_number
 from tvm_ext.assembly import assemble
-from tvm_ext.errors import ModelError, TargetError
+from tvm_ext.errors import ArgumentError, ModelError, TargetError
 from tvm_ext.extents import Shapes
 from tvm_ext.flow import hardware_for, log_notes, lower, plan_all
 from tvm_ext.hardware import runs_here
@@ -17,6 +19,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure import Measurer
 from tvm_ext.measure.build import build
 from tvm_ext.measure.job import Failure
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision
 from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database
@@ -55,7 +58,7 @@ def tune(
                    compiler that links for them if it is not that of this machine
     watch          called after every batch with the tasks and the number of trials done
 
-    Raises what `compile` raises, FleetError if no device of the fleet measures, and
+    Raises what `compile` raises, ArgumentError, FleetError if no device of the fleet measures, and
     LogError if the log cannot be written.
     """
     (compiled,) = tune_all(
@@ -75,6 +78,7 @@ def tune(
     return compiled
 
 
+@one_at_a_time()
 def tune_all(
     models: Sequence[Any],
     target: Any = "cpu",
@@ -99,7 +103,16 @@ def tune_all(
 
     The rest is as in `tune`; `shapes` must fit every model. Raises what `tune` raises.
     """
-    deadline = time.monotonic() + (time_budget_s or float("inf"))
+    if not isinstance(models, list | tuple) or not models:
+        raise ArgumentError(f"models: {models!r} is no list of models; give one, or call tune")
+    if objective not in get_args(Objective):
+        choices = " or ".join(map(repr, get_args(Objective)))
+        raise ArgumentError(f"objective={objective!r}: is none; give {choices}")
+    for goal_us in goals_us:
+        above_zero("goal_us", goal_us)
+    if goals_us and len(goals_us) != len(models):
+        raise ArgumentError(f"goals_us: {len(goals_us)} for {len(models)} models; give one each")
+    deadline = _checked(trials, time_budget_s, seed)
     lowered = [lower(model, target, shapes, num_threads, precision) for model in models]
     measurer = measurer_of(fleet, lowered[0].hardware)
     database = Database.open(log, create=True)
@@ -133,6 +146,13 @@ def tune_all(
     ]
 
 
+def _checked(trials: Any, time_budget_s: Any, seed: Any) -> float:
+    """When to stop measuring, on the monotonic clock. Raises ArgumentError."""
+    whole_number("trials", trials, 1)
+    whole_number("seed", seed, 0)
+    return time.monotonic() + (above_zero("time_budget_s", time_budget_s) or float("inf"))
+
+
 def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measurer | None:
     """What measures on a fleet, given its tracker and key; None if there is none. TargetError for a
     machine that neither measures; FleetError if nobody is there, before anything has been spent."""
@@ -140,6 +160,12 @@ def measurer_of(fleet: Sequence[str] | None, hardware: HardwareModel) -> Measure
         raise TargetError(
             f"target {hardware.name}: kernels of a GPU are measured on the device beside this CPU "
             "only; tune where it is, or take the picker's plans by python -m tvm_ext.compile"
+        )
+    machine = str(hardware.target.get("mtriple", "")).partition("-")[0]
+    if fleet is None and machine not in ("", platform.machine()):
+        raise TargetError(
+            f"target {hardware.name}: its kernels do not run on this {platform.machine()}; measure "
+            "on a fleet (docs/fleet.md), or take the picker's plans by python -m tvm_ext.compile"
         )
     if fleet is None:
         return None
@@ -176,6 +202,7 @@ class TunedKernel:
         return built.module
 
 
+@one_at_a_time()
 def tune_tir(
     func: PrimFunc,
     target: Any = "cpu",
@@ -193,9 +220,9 @@ def tune_tir(
 
     rules  sketch rules of your own, tried before ours (`tvm_ext.search.sketch`)
 
-    The rest is as in `tune`. Raises TargetError, LogError.
+    The rest is as in `tune`. Raises ArgumentError, TargetError, LogError.
     """
-    deadline = time.monotonic() + (time_budget_s or float("inf"))
+    deadline = _checked(trials, time_budget_s, seed)
     hardware = hardware_for(target, num_threads)
     measurer = measurer_of(fleet, hardware)
     database = Database.open(log, create=True)

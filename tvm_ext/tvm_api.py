@@ -65,11 +65,13 @@ from tvm.tirx import PrimFunc  # noqa: E402
 from tvm_ffi import (  # noqa: E402
     Tensor,
     WalkResult,
+    register_error,
     structural_equal,
     structural_map,
     structural_walk,
 )
 
+register_error(KeyboardInterrupt)  # raised in a pass, it would come out as a RuntimeError
 PURE_INTRINSIC = "tirx.call_llvm_pure_intrin"
 """The operator that calls one of LLVM, by a number."""
 
@@ -245,8 +247,7 @@ def mark_scheduled(func: PrimFunc) -> PrimFunc:
 
 
 def mark_written(func: PrimFunc, cycles: float) -> PrimFunc:
-    """The function, marked as written loop by loop with nothing left to plan; it takes about so
-    many cycles."""
+    """The function, marked as written loop by loop, of about so many cycles: nothing to plan."""
     return func.with_attr("tvm_ext.written", max(1, int(cycles)))
 
 

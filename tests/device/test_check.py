@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx_models import make_model, value
 from tiny import tiny_model
 
 import tvm_ext
 from tvm_ext import check
-from tvm_ext.errors import VerifyError
+from tvm_ext.errors import ModelError, VerifyError
 from tvm_ext.frontend.from_onnx import TensorInfo
 from tvm_ext.runtime.executor import Compiled
 
@@ -42,6 +43,25 @@ def test_without_onnxruntime(compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 def test_another_model_is_told_apart(compiled: Compiled) -> None:
     with pytest.raises(VerifyError, match="output 'probabilities': differs from ONNX Runtime"):
         tvm_ext.check_model(compiled, tiny_model(seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "outputs", "words"),
+    [
+        ("z", 4, 1, "it has no input 'x'"),
+        ("x", 5, 1, r"its input 'x' has the shape \[3, 5\], not \[3, 4\]"),
+        ("x", 4, 2, "it has 2 outputs, not 1"),
+    ],
+)
+def test_a_model_that_was_not_compiled(name: str, columns: int, outputs: int, words: str) -> None:
+    def model(name: str, columns: int, outputs: int) -> onnx.ModelProto:
+        names = [f"y{place}" for place in range(outputs)]
+        nodes = [onnx.helper.make_node("Relu", [name], [output]) for output in names]
+        return make_model(nodes, [value(name, 3, columns)], names)
+
+    compiled = tvm_ext.compile(model("x", 4, 1))
+    with pytest.raises(ModelError, match=f"is not the one that was compiled, {words}"):
+        tvm_ext.check_model(compiled, model(name, columns, outputs))
 
 
 def test_distances() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +21,7 @@ import tvm_ext
 from tvm_ext.errors import ArtifactError
 from tvm_ext.runtime import executor
 from tvm_ext.runtime.executor import Compiled
-from tvm_ext.runtime.machine import LARGE_BYTES
+from tvm_ext.runtime.machine import LARGE_BYTES, silence
 
 ROWS, COLUMNS = 128, 192
 CONSTANT = np.full((ROWS, COLUMNS), 7, np.float32)
@@ -124,6 +128,40 @@ def test_outputs_are_the_callers_alone(compiled: Compiled) -> None:
 def test_the_manifest_says_which_outputs_are_made_anew(compiled: Compiled) -> None:
     assert compiled.manifest.anywhere
     assert compiled.manifest.own_outputs == (0, 4)
+
+
+def test_threads_take_turns(compiled: Compiled) -> None:
+    """All use one virtual machine, whose registers and activations are its own."""
+    inputs = [X + place for place in range(4)]
+
+    def called(x: np.ndarray) -> None:
+        for _ in range(50):
+            assert_right(compiled(x), x)
+        compiled.seconds(x, repeats=5)
+        compiled.profile(x, runs=2)
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        list(pool.map(called, inputs))
+
+
+def test_threads_that_silence_tvm_leave_stderr_as_it_was() -> None:
+    before = os.fstat(2)
+
+    def silent(_: int) -> None:
+        for _ in range(100):
+            with silence():
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(silent, range(4)))
+    assert os.path.samestat(before, os.fstat(2))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_cannot_be_copied_says_what_can(compiled: Compiled, copied: object) -> None:
+    assert callable(copied)
+    with pytest.raises(ArtifactError, match=r"save\(path\).*tvm_ext\.load\(path\)"):
+        copied(compiled)
 
 
 def needing(compiled: Compiled, *features: str, instruction: str = "fma") -> Compiled:

@@ -149,7 +149,7 @@ def test_a_failure_of_our_own_is_a_report_line(
 
     monkeypatch.setenv("TVM_EXT_STRICT", "0")
     monkeypatch.setattr(planner, "pick", broken)
-    monkeypatch.setattr(flow, "graph_passes", lambda hardware, **_: [Broken(), *PASSES(hardware)])
+    monkeypatch.setattr(flow, "graph_passes", lambda hw, *_, **__: [Broken(), *PASSES(hw)])
     compiled = tvm_ext.compile(str(model))
     assert any(
         "Broken left out" in note and "IndexError" in note for note in compiled.manifest.notes
@@ -162,6 +162,6 @@ def test_a_failure_of_our_own_is_a_report_line(
 def test_a_failure_of_our_own_propagates_in_tests(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "graph_passes", lambda hardware, **_: [Broken()])
+    monkeypatch.setattr(flow, "graph_passes", lambda hw, *_, **__: [Broken()])
     with pytest.raises(IndexError, match="off by one"):
         tvm_ext.compile(str(model))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +20,10 @@ import tvm
 from tiny import X, assert_close, reference, saved
 
 import tvm_ext
-from tvm_ext import assembly, trials
+from tvm_ext import assembly, flow, trials
+from tvm_ext.cli.compile import main
 from tvm_ext.errors import (
+    ArgumentError,
     ArtifactError,
     InputError,
     LogError,
@@ -30,6 +35,7 @@ from tvm_ext.flow import hardware_for
 from tvm_ext.hardware import get
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
+from tvm_ext.runtime.machine import tensor
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +81,12 @@ def test_every_kernel_is_planned_verified_and_reported(compiled: Compiled) -> No
         (({"y": X},), "no such input"),
         ((), "not given"),
         ((X, X), "2 given"),
-        ((X.astype("float64"),), "dtype float64"),
+        ((X.astype("float64"),), "dtype float64, the model takes float32; convert it with .astype"),
+        ((X.tolist(),), "convert it with numpy.asarray(x).astype('float32')"),
+        (([[1.0, 2.0], [3.0]],), "list is no array of numbers; give a numpy array of float32"),
+        ((None,), "NoneType is no array of numbers"),
+        (("image.png",), "str is no array of numbers"),
+        ((tensor(X),), "Tensor is no array of numbers"),
         ((X[:, :, :5],), "shape (1, 3, 5, 17)"),
     ],
 )
@@ -90,6 +101,106 @@ def test_the_same_model_gives_the_same_code(model: Path, compiled: Compiled) -> 
     again = tvm_ext.compile(onnx.load(str(model)))
     assert again.manifest.code_hash == compiled.manifest.code_hash
     assert [g.plan for g in again.manifest.groups] == [g.plan for g in compiled.manifest.groups]
+
+
+def test_threads_compile_one_after_another(model: Path, compiled: Compiled) -> None:
+    """TVM's state is that of the process: passes in two threads failed at random."""
+
+    def made(_: int) -> Compiled:
+        return tvm_ext.compile(str(model))
+
+    with ThreadPoolExecutor(3) as pool:
+        several = list(pool.map(made, range(3)))
+    assert {one.manifest.code_hash for one in several} == {compiled.manifest.code_hash}
+    assert not any(one.manifest.notes for one in several)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Interrupted")
+def interrupted(mod: tvm.IRModule, context: object) -> tvm.IRModule:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_inside_a_pass_is_none_of_its_failures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM made a RuntimeError of it: the pass was left out, and the compile went on."""
+    monkeypatch.setattr(flow, "graph_passes", lambda *_, **__: [interrupted])
+    monkeypatch.delenv("TVM_EXT_STRICT")
+    with pytest.raises(KeyboardInterrupt):
+        tvm_ext.compile(str(model))
+    path = tmp_path / "model.so"
+    assert main([str(model), "-o", str(path)]) == 130
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1.5, True, "2", 5000])
+def test_thread_counts_that_are_none(model: Path, count: object) -> None:
+    for made in (tvm_ext.compile, tvm_ext.tune, tvm_ext.load):
+        with pytest.raises(TargetError, match=r"num_threads=.* no whole number from 1 to 1024"):
+            made(str(model), num_threads=count)
+
+
+@pytest.mark.parametrize("given", [None, b"\x08\x09", 5, "", ["model.onnx"]])
+def test_what_is_no_model(given: object) -> None:
+    with pytest.raises(ModelError, match="is neither a path nor a model"):
+        tvm_ext.compile(given)
+
+
+@pytest.mark.parametrize("log", [5, b"log", "", True])
+def test_what_is_no_log(model: Path, log: object) -> None:
+    with pytest.raises(LogError, match="is no path"):
+        tvm_ext.compile(str(model), log=log)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trials": 0}, "trials=0: is no whole number from 1 up"),
+        ({"trials": -3}, "trials=-3"),
+        ({"trials": 1.5}, "trials=1.5"),
+        ({"seed": -1}, "seed=-1: is no whole number from 0 up"),
+        ({"time_budget_s": 0}, "time_budget_s=0: is no number above 0"),
+        ({"goals_us": (-1.0,)}, "goal_us=-1.0"),
+        ({"goals_us": (1.0, 2.0)}, "2 for 1 models"),
+        ({"objective": "x"}, "objective='x'.*'latency' or 'geomean'"),
+        ({"models": []}, "no list of models"),
+        ({"models": "small.onnx"}, "no list of models"),
+    ],
+)
+def test_tuning_arguments_are_checked_before_any_work(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    given = {"models": ["no.onnx"], "log": tmp_path / "log", **options}
+    with pytest.raises(ArgumentError, match=words):
+        tvm_ext.tune_all(**given)
+    assert not (tmp_path / "log").exists()
+    if "trials" in options:
+        with pytest.raises(ArgumentError, match=words):
+            tvm_ext.tune_tir(None, trials=options["trials"])
+
+
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="kernels for AArch64 run here")
+def test_kernels_of_another_processor_are_not_measured_here(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"do not run on this .*fleet"):
+        tvm_ext.tune(str(model), "arm/cortex-a72", log=tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+def test_legalise_may_be_left_out(model: Path, compiled: Compiled) -> None:
+    """Convolutions from planes to channels last, that only it lowers, are not made then."""
+    with tvm.transform.PassContext(disabled_pass=["Legalise"]):
+        plain = tvm_ext.compile(str(model))
+    assert plain.manifest.code_hash != compiled.manifest.code_hash
+    assert_close(plain(X), reference(model))
+
+
+def test_a_disabled_pass_that_is_none_is_warned_of(model: Path) -> None:
+    with (
+        tvm.transform.PassContext(disabled_pass=["ChanelsLast", "DispatchSortScan", "FuseOps"]),
+        pytest.warns(UserWarning, match="'ChanelsLast'; is it ChannelsLast") as told,
+    ):
+        tvm_ext.compile(str(model))
+    assert len([one for one in told if "disabled_pass" in str(one.message)]) == 1
 
 
 def test_save_and_load(compiled: Compiled, tmp_path: Path) -> None:

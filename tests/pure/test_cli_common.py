@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +23,7 @@ from tvm_ext.cli.common import (
     check_output,
     run_main,
     shapes_of,
+    status,
 )
 from tvm_ext.errors import LogError, ShapeError
 
@@ -74,6 +80,63 @@ def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "error: interrupted\n")
 
 
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("meanwhile", [None, ZeroDivisionError(), LogError("cut short")])
+def test_an_interrupt_that_was_lost_ends_a_command_all_the_same(
+    capsys: pytest.CaptureFixture[str], meanwhile: Exception | None
+) -> None:
+    """As in a call back whose exceptions are printed and forgotten, or become others."""
+
+    def work(args: argparse.Namespace) -> Answer:
+        try:
+            press()
+        except KeyboardInterrupt:
+            if meanwhile is not None:
+                raise meanwhile from None
+        return answer(args)
+
+    assert run(work, "f") == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")
+    assert run(answer, "f") == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step() -> None:
+    def work(args: argparse.Namespace) -> Answer:
+        with status(args.json) as notify:
+            with suppress(KeyboardInterrupt):
+                press()
+            notify("linking")
+            raise AssertionError("an artifact would be written")
+
+    assert run(work, "f") == 130
+
+
+def test_a_command_that_is_told_to_ignore_interrupts_does_so() -> None:
+    def work(args: argparse.Namespace) -> Answer:
+        press()
+        return answer(args)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(work, "f") == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_a_command_is_imported() -> None:
+    code = (
+        "from unittest import mock; from tvm_ext import command\n"
+        "with mock.patch.object(command, 'import_module', side_effect=KeyboardInterrupt):\n"
+        "    command.run_command('compile')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_our_own_bugs_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         run(fail(ZeroDivisionError()), "f")
@@ -110,6 +173,9 @@ def refused(path: Path, words: str) -> None:
 
 
 def test_outputs_that_cannot_be(tmp_path: Path) -> None:
+    for nameless in ("", ".", "/"):
+        with pytest.raises(CommandError, match=r"names no file; give one that ends in \.so"):
+            check_output(nameless, ".so")
     refused(tmp_path / "model.onnx", r"must end in \.so")
     refused(tmp_path / "no" / "a.so", "no folder .*no; create it")
     (tmp_path / "folder.so").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,17 +16,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from graphs import matmul
 
 from tvm_ext.errors import LogError
 from tvm_ext.records import files
 from tvm_ext.records.database import Database
-from tvm_ext.records.record import Record, RecordFailure, TaskKey, encode_line
+from tvm_ext.records.files import told
+from tvm_ext.records.record import Record, RecordFailure, TaskGraph, TaskKey, encode_line
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+
+TILES = (LevelTile("core", Tile((8, 16, 64))), LevelTile("register", Tile((4, 16, 1))))
+PRODUCT = TilePlan("tile", 0, TILES, (0, 1, 2), 1, 16)
+"""A plan for a product of 8 x 64 by 64 x 16."""
 
 
 def plan(size: int) -> TilePlan:
-    return TilePlan("map", 0, (LevelTile("core", Tile((size,))),), (0,), 1)
+    return TilePlan("flat", 0, (LevelTile("core", Tile((size,))),), (0,), 1)
 
 
 def record(size: int = 1, latency: float | None = 10.0, **changes: object) -> Record:
@@ -70,6 +77,13 @@ def test_missing_log_is_said_so_unless_it_is_to_be_made(tmp_path):
     with pytest.raises(LogError, match="no tuning log at"):
         Database.open(tmp_path / "nothing")
     assert Database.open(tmp_path / "nothing", create=True).records() == []
+
+
+def test_a_new_folder_is_not_called_as_a_file_is(tmp_path):
+    with pytest.raises(LogError, match=r"would be a folder; end its name in \.jsonl"):
+        Database.open(tmp_path / "log.txt", create=True)
+    assert not list(tmp_path.iterdir())
+    assert Database.open(tmp_path / "logs.2026", create=True).root.is_dir()
 
 
 def test_file_that_is_no_log_is_never_touched(tmp_path):
@@ -160,6 +174,48 @@ def test_corrupt_lines_are_reported_skipped_and_kept(log):
     assert str(database.corrupt[0]).startswith(f"{log}:2: not a tuning record")
     database.append([record(2)])
     assert log.read_bytes() == content + encode_line(record(2))
+
+
+def test_of_many_corrupt_lines_the_first_are_told_and_the_others_counted(log):
+    log.write_bytes(b"once upon a time\n" * 500)
+    lines = told(Database.open(log).corrupt)
+    assert [line.partition(": ")[0] for line in lines[:-1]] == [f"{log}:{n}" for n in (1, 2, 3)]
+    assert lines[-1] == "and 497 more"
+    assert told(()) == []
+
+
+DAMAGED = {
+    "stage 9 does not exist": {"anchor": 9},
+    "stage -1 does not exist": {"anchor": -1},
+    "stage 7 does not exist": {"attach": (Attach(7, "core"),)},
+    "needs a tile at core": {"tiles": ()},
+    "needs a tile at register": {"tiles": (LevelTile("core", Tile((8, 16, 64))),)},
+    r"tile \(8,\)": {"tiles": tuple(LevelTile(at, Tile((8,))) for at in ("core", "register"))},
+    r"tile \(0, 0, 0\)": {"tiles": (LevelTile("core", Tile((0, 0, 0))), *TILES[1:])},
+    r"tile \(-1, 16, 1\)": {"tiles": (TILES[0], LevelTile("register", Tile((-1, 16, 1))))},
+    "0 lanes": {"lanes": 0},
+    "-2 parallel": {"parallel": -2},
+    "0 iterations unrolled": {"unroll": 0},
+    "no order": {"order": (0, 0, 0)},
+    "rule 'guess' is unknown": {"rule": "guess"},
+    "stage 5 does not exist": {"also": (TilePlan("flat", 5, TILES[:1], (0, 1, 2), 1),)},
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGED)
+def test_a_plan_that_its_task_cannot_follow_is_a_line_that_is_skipped(log, reason):
+    graph = TaskGraph(
+        graph=matmul(8, 16, 64), signature="sig", hardware="aaaa00000000", hardware_name="cpu/host"
+    )
+    right = record(10, latency=20.0, plan=PRODUCT)
+    wrong = record(10, plan=msgspec.structs.replace(PRODUCT, **DAMAGED[reason]))
+    failed = record(10, latency=None, plan=wrong.plan)
+    log.write_bytes(b"".join(map(encode_line, (graph, wrong, right, failed))))
+    database = Database.open(log)
+    assert database.records() == [right, failed]
+    (line,) = database.corrupt
+    assert line.line == 2
+    assert re.search(f"no plan for its task: .*{reason}", line.reason)
 
 
 def test_torn_last_line_is_reported_and_nothing_is_glued_to_it(log):

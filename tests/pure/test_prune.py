@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from graphs import elementwise
 from test_database import plan, record
 
 from tvm_ext.errors import LogError
 from tvm_ext.records.database import Database
 from tvm_ext.records.prune import PruneReport, best_plans, prune
 from tvm_ext.records.record import TaskGraph, TaskKey, encode_line
-from tvm_ext.tile.graph import TileGraph
 
 OTHER = TaskKey("other", "conv", 10, 10)
 HOST = "aaaa00000000"
@@ -101,7 +101,7 @@ def test_an_empty_log_stays_empty(tmp_path):
 def test_what_a_kept_task_computes_is_kept_with_it(tmp_path):
     def graph(signature: str) -> TaskGraph:
         return TaskGraph(
-            graph=TileGraph(signature, (), ()),
+            graph=elementwise(64),
             signature=signature,
             hardware=HOST,
             hardware_name="cpu/host",

@@ -158,6 +158,7 @@ def test_a_task_in_figures() -> None:
     for word in ("7/64", "conv2d", "20.0 us", "100 GFLOP/s", "50% of roof", "1 failed"):
         assert word in text
     assert batch_line(line(), 7, None).startswith("trial 7  ")
+    assert batch_line(line(), 19, 3).startswith("trial 19, more than 3  ")
 
 
 def test_the_table_shows_the_longest_tasks_and_counts_the_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from graphs import GRAPHS
@@ -14,7 +15,7 @@ from tvm_ext.picker import pick, predict
 from tvm_ext.records import Database, TaskGraph
 from tvm_ext.records.merge import merge
 from tvm_ext.records.record import decode_line, encode_line
-from tvm_ext.search import lessons
+from tvm_ext.search import TaskSpace, lessons
 from tvm_ext.search.features import FEATURES
 from tvm_ext.tile import TileGraph, TilePlan
 from tvm_ext.tile.cut import cut
@@ -75,6 +76,21 @@ def test_of_many_plans_some_at_random_from_all() -> None:
     assert len(examples) == 9
     assert len({example.task for example in examples}) > 1
     assert [e.latency_us for e in examples] == [e.latency_us for e in taught(names, limit=9)]
+
+
+def test_a_plan_that_its_task_cannot_follow_teaches_nothing() -> None:
+    graph = GRAPHS["conv_large"]
+    damaged = msgspec.structs.replace(next(iter(picked("conv_large"))), anchor=9)
+
+    def model(graph: TileGraph, plan: TilePlan):  # type: ignore[no-untyped-def]
+        return predict(graph, plan, HARDWARE)
+
+    assert lessons(GRAPHS, {"conv_large": {damaged: inf}}, HARDWARE, model) == []
+    space = TaskSpace(graph, HARDWARE, list(picked("conv_large")), model)
+    space.take(damaged, inf)
+    space.take(damaged, 0.1)
+    assert space.examples() == []
+    assert space.best != damaged
 
 
 def test_a_task_without_a_graph_or_cut_otherwise_teaches_nothing() -> None:

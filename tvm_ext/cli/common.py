@@ -18,10 +18,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from tvm_ext.arguments import MOST_THREADS
+from tvm_ext.cli.interrupts import check_interrupt, interrupted, remembered
+from tvm_ext.command import EXIT_INTERRUPTED
 from tvm_ext.errors import TvmExtError
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
@@ -55,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 def add_common(parser: Parser) -> None:
     """`--threads` and `--json`."""
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads to run on (all physical cores)"
+        "--threads", type=thread_number, metavar="N", help="threads to run on (all physical cores)"
     )
     add_json(parser)
 
@@ -93,6 +95,20 @@ def positive(text: str) -> int:
     """A whole number from 1 up, as an argument type."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 up, as an argument type."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 up")
+    return int(text)
+
+
+def thread_number(text: str) -> int:
+    """Threads to run on, as an argument type."""
+    if positive(text) > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MOST_THREADS} threads")
     return int(text)
 
 
@@ -139,10 +155,12 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
 def check_output(text: str, *suffixes: str) -> Path:
     """The path of a file that will be written, after making sure that it can be.
 
-    Raises CommandError: the suffix is wrong, the path is a directory or a read-only file, or its
-    folder is missing or cannot be written.
+    Raises CommandError: it has no name, the suffix is wrong, the path is a directory or a read-only
+    file, or its folder is missing or cannot be written.
     """
     path = Path(text)
+    if not text or not path.name:
+        raise CommandError(f"output {text!r}: names no file; give one that ends in {suffixes[0]}")
     if path.suffix not in suffixes:
         raise CommandError(
             f"output {path}: must end in {' or '.join(suffixes)}; "
@@ -165,16 +183,31 @@ def check_output(text: str, *suffixes: str) -> Path:
     return path
 
 
+def check_target(target: str) -> None:
+    """Sees, before any work, that an artifact for a target can be linked here. Raises TargetError,
+    ArtifactError."""
+    from tvm_ext.hardware import resolve
+    from tvm_ext.runtime.export import c_compiler
+
+    c_compiler(str(resolve(target).target))
+
+
 @contextmanager
 def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows, while a command works, what it is at: on a terminal only. Yields what tells it."""
+    """Shows, while a command works, what it is at: on a terminal only. Yields what tells it, which
+    raises KeyboardInterrupt if that was lost before."""
     if quiet or not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _: check_interrupt()
         return
     from rich.console import Console
 
     with Console(stderr=True, markup=False, highlight=False).status("starting") as shown:
-        yield lambda text: shown.update(text)
+
+        def show(text: str) -> None:
+            check_interrupt()
+            shown.update(text)
+
+        yield show
 
 
 def text_style() -> dict[str, Any]:
@@ -203,7 +236,9 @@ def whole_model(
 ) -> tuple[str, dict[str, Any] | None]:
     """Compares a verified model with another engine: a line to print, and the same as data."""
     if not any(group.verified for group in compiled.manifest.groups):
-        return "checked   not compared with another engine", None
+        left_out = getattr(args, "no_verify", False)
+        why = "--no-verify" if left_out else "no kernel could be verified here"
+        return f"checked   not compared with another engine: {why}", None
     from tvm_ext.check import check_model
 
     result = check_model(compiled, model, reference=args.reference)
@@ -226,18 +261,22 @@ def run_main(
     """Runs a command and returns its exit code.
 
     A TvmExtError is one `error:` line on stderr, with --json an object on stdout as well. Anything
-    else that is raised is a bug of ours and keeps its traceback.
+    else that is raised is a bug of ours and keeps its traceback, unless Ctrl-C was pressed: what it
+    cut short may fail in its own way.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), remembered():
         warnings.showwarning = _show_warning
         try:
             answer = work(parser.parse_args(arguments))
-        except TvmExtError as error:
+            check_interrupt()
+        except (Exception, KeyboardInterrupt) as error:
+            if interrupted() or isinstance(error, KeyboardInterrupt):
+                return _fail("interrupted", "KeyboardInterrupt", as_json, EXIT_INTERRUPTED)
+            if not isinstance(error, TvmExtError):
+                raise
             return _fail(" ".join(str(error).split()), type(error).__name__, as_json, EXIT_ERROR)
-        except KeyboardInterrupt:
-            return _fail("interrupted", "KeyboardInterrupt", as_json, EXIT_INTERRUPTED)
     return _print(_json(answer.data) if as_json else answer.text, 0)
 
 

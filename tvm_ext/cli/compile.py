@@ -14,6 +14,7 @@ from tvm_ext.cli.common import (
     add_model,
     add_reference,
     check_output,
+    check_target,
     note_lines,
     run_main,
     shapes_of,
@@ -50,6 +51,7 @@ def work(args: argparse.Namespace) -> Answer:
     """Compiles and says what came of it."""
     output = check_output(args.output, ".so")
     shapes = shapes_of(args.shape)
+    check_target(args.target)
     started = time.monotonic()
     with status(args.json) as notify:
         from tvm_ext.flow import compile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,6 +50,8 @@ def _merge(args: argparse.Namespace) -> Answer:
 
     done = merge(args.paths, args.destination)
     text = f"{done.added} records added to {args.destination}, {done.duplicates} it had already"
+    if Path(args.destination).resolve() in {Path(path).resolve() for path in args.paths}:
+        text += "; it is one of the sources, and its own records are not counted"
     data = {
         "destination": args.destination,
         "added": done.added,

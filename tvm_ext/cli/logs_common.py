@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm_ext.cli.common import Answer, text_style
 from tvm_ext.records import CorruptLine, Database, Record
+from tvm_ext.records.files import told
 
 
 def read_logs(paths: Sequence[str]) -> tuple[list[Record], list[CorruptLine]]:
@@ -20,7 +21,7 @@ def logs_answer(
     lines: Sequence[str], corrupt: Sequence[CorruptLine], data: dict[str, Any]
 ) -> Answer:
     """With the lines of the logs that were skipped, which stay where they are."""
-    skipped = [f"skipped: {line}" for line in corrupt]
+    skipped = [f"skipped: {line}" for line in told(corrupt)]
     plain = [{"path": str(c.path), "line": c.line, "reason": c.reason} for c in corrupt]
     return Answer("\n".join([*lines, *skipped]), {**data, "corrupt": plain})
 

@@ -99,5 +99,7 @@ def _import(args: argparse.Namespace) -> Answer:
     }
     if log is not None:
         data["added"] = add_missing(log, [r for entry in ours for r in entry.records])
-        lines.append(f"{data['added']} records added to {args.log}")
+        lines.append(
+            f"{data['added']} records added to {args.log}: plans come with all their measurements"
+        )
     return logs_answer(lines, log.corrupt if log else (), data)

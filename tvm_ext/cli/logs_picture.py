@@ -37,7 +37,10 @@ def _picture(args: argparse.Namespace) -> Answer:
     tasks = task_trials(database, args.task)
     if not tasks:
         asked = f" of a task {args.task}" if args.task else ""
-        raise CommandError(f"log {args.path}: no record{asked}; tune a model with it first")
+        skipped = f", {database.corrupt[0]}" if database.corrupt else ""
+        raise CommandError(
+            f"log {args.path}: no usable record{asked}{skipped}; tune a model with it first"
+        )
     draw_search(tasks, output)
     trials = sum(len(task.trials) for task in tasks)
     data = {
@@ -70,7 +73,7 @@ def task_trials(database: Database, signature: str) -> list[TaskTrials]:
         graph = database.graphs.get(task)
         try:
             return predict(graph, plan, hardware).latency_us if graph is not None else None
-        except (KeyError, IndexError, ValueError):  # a plan of another version, or another machine
+        except (LookupError, ArithmeticError, ValueError):  # of another version, or machine
             return None
 
     return [

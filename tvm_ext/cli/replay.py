@@ -14,6 +14,7 @@ from tvm_ext.cli.common import (
     add_common,
     add_model,
     check_output,
+    check_target,
     note_lines,
     run_main,
     shapes_of,
@@ -46,6 +47,7 @@ def work(args: argparse.Namespace) -> Answer:
     """Replays and lists which kernels the log had."""
     output = check_output(args.output, ".so")
     shapes = shapes_of(args.shape)
+    check_target(args.target)
     started = time.monotonic()
     with status(args.json) as notify:
         from tvm_ext.flow import replay

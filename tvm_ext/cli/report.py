@@ -11,6 +11,7 @@ import msgspec
 
 from tvm_ext.cli.common import (
     Answer,
+    CommandError,
     Parser,
     add_json,
     check_output,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from tvm_ext.hardware import HardwareModel
 
 
+RUNS = 20
+"""Runs that are timed where no number is given."""
+
+
 def make_parser() -> Parser:
     """The command's arguments."""
     parser = Parser(
@@ -47,9 +52,7 @@ def make_parser() -> Parser:
         action="store_true",
         help="time every kernel inside the running model, beside what the machine allows",
     )
-    parser.add_argument(
-        "--runs", type=positive, default=20, metavar="N", help="runs that are timed (20)"
-    )
+    parser.add_argument("--runs", type=positive, metavar="N", help=f"runs that are timed ({RUNS})")
     parser.add_argument(
         "--roofline",
         metavar="out.svg",
@@ -71,8 +74,10 @@ def make_parser() -> Parser:
 
 def work(args: argparse.Namespace) -> Answer:
     """Reads the manifest inside the artifact; only `--measure` runs anything."""
-    picture = check_output(args.roofline, *SUFFIXES) if args.roofline else None
-    graph = check_output(args.graph, *SUFFIXES) if args.graph else None
+    if args.runs is not None and not args.measure:
+        raise CommandError(f"--runs {args.runs}: counts runs that are timed; add --measure")
+    picture = None if args.roofline is None else check_output(args.roofline, *SUFFIXES)
+    graph = None if args.graph is None else check_output(args.graph, *SUFFIXES)
     if picture is not None or graph is not None:
         require_matplotlib()
 
@@ -100,10 +105,11 @@ def work(args: argparse.Namespace) -> Answer:
         from tvm_ext.runtime.peak import Peak
 
         with status(args.json) as say:
-            say(f"running the model {args.runs} times")
+            runs = args.runs or RUNS
+            say(f"running the model {runs} times")
             compiled = Compiled(executable, manifest)
             read_peak = Peak(hardware).gflops if on_cpu else None
-            profile = compiled.profile(runs=args.runs, read_peak=read_peak)
+            profile = compiled.profile(runs=runs, read_peak=read_peak)
         manifest = with_profile(manifest, profile)
     data: dict[str, Any] = msgspec.to_builtins(manifest)
     data["roofline"] = [line.to_dict() for line in group_lines(manifest, hardware, profile)]

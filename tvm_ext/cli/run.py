@@ -19,10 +19,14 @@ from tvm_ext.cli.common import (
     Parser,
     add_common,
     check_output,
+    natural,
     positive,
     run_main,
 )
 from tvm_ext.errors import InputError
+
+REPEATS = 20
+"""Runs that are timed where no number is given."""
 
 
 def make_parser() -> Parser:
@@ -37,10 +41,10 @@ def make_parser() -> Parser:
         "--input", metavar="x.npz", help="inputs by name, as numpy.savez writes them (random ones)"
     )
     parser.add_argument("--output", metavar="out.npz", help="file to write the outputs to, by name")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the random inputs (0)")
     parser.add_argument("--time", action="store_true", help="time it")
     parser.add_argument(
-        "--repeats", type=positive, default=20, metavar="N", help="runs that are timed (20)"
+        "--repeats", type=positive, metavar="N", help=f"runs that are timed ({REPEATS})"
     )
     add_common(parser)
     return parser
@@ -48,8 +52,10 @@ def make_parser() -> Parser:
 
 def work(args: argparse.Namespace) -> Answer:
     """Runs the artifact and describes its outputs."""
-    output = check_output(args.output, ".npz") if args.output else None
-    given = read_npz(Path(args.input)) if args.input else None
+    if args.repeats is not None and not args.time:
+        raise CommandError(f"--repeats {args.repeats}: counts runs that are timed; add --time")
+    output = None if args.output is None else check_output(args.output, ".npz")
+    given = None if args.input is None else read_npz(Path(args.input))
 
     from tvm_ext.runtime.executor import load
     from tvm_ext.runtime.profile import random_inputs
@@ -80,16 +86,17 @@ def work(args: argparse.Namespace) -> Answer:
         data["output"] = str(output)
         lines.append(f"outputs   {output}")
     if args.time:
-        times = compiled.seconds(inputs, repeats=args.repeats)
+        repeats = args.repeats or REPEATS
+        times = compiled.seconds(inputs, repeats=repeats)
         data |= {
             "median_ms": 1e3 * median(times),
             "min_ms": 1e3 * min(times),
-            "repeats": args.repeats,
+            "repeats": repeats,
             "num_threads": compiled.manifest.num_threads,
         }
         lines.append(
             f"latency   median {data['median_ms']:.3f} ms, min {data['min_ms']:.3f} ms, "
-            f"{args.repeats} runs"
+            f"{repeats} runs"
         )
     return Answer("\n".join(lines), data)
 

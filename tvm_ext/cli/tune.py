@@ -20,7 +20,9 @@ from tvm_ext.cli.common import (
     add_model,
     add_reference,
     check_output,
+    check_target,
     duration_s,
+    natural,
     note_lines,
     positive,
     positive_ms,
@@ -89,7 +91,9 @@ def make_parser() -> Parser:
         metavar="g++",
         help="C++ compiler that links for the fleet's devices (this machine's)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the search and of test data (0)")
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="of the search and of test data (0)"
+    )
     add_reference(parser)
     add_common(parser)
     return parser
@@ -97,15 +101,23 @@ def make_parser() -> Parser:
 
 def work(args: argparse.Namespace) -> Answer:
     """Tunes and says what came of it."""
-    if args.output and len(args.model) > 1:
+    if args.output is not None and len(args.model) > 1:
         raise CommandError(
             f"-o {args.output}: names one artifact, but {len(args.model)} models are tuned; leave "
             "it out, each is named after its model"
         )
     if bool(args.tracker) != bool(args.key):
         raise CommandError("fleet: --tracker and --key belong together; give both or neither")
-    outputs = [check_output(args.output or f"{Path(m).stem}.so", ".so") for m in args.model]
+    names = [f"{Path(m).stem}.so" if args.output is None else args.output for m in args.model]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        same = " and ".join(m for m, name in zip(args.model, names, strict=True) if name == twice)
+        raise CommandError(
+            f"models {same}: would all be written to {twice}; tune them one by one, each with -o"
+        )
+    outputs = [check_output(name, ".so") for name in names]
     shapes = shapes_of(args.shape)
+    check_target(args.target)
     started = time.monotonic()
     trials = args.trials or (None if args.time or args.goal else TRIALS)
     with Watcher(", ".join(args.model), trials, quiet=args.json) as watcher:

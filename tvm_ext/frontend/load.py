@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from tvm_ext.arguments import is_path
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.node_order import in_order
 from tvm_ext.frontend.weights import check_data, detach_weights, tensors
@@ -45,6 +46,11 @@ def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPro
         source = in_order(source)
         _check(source, "the model")
         return source
+    if not is_path(source):
+        raise ModelError(
+            f"model {str(source)[:40]!r}: {type(source).__name__} is neither a path nor a model; "
+            "give the path of an ONNX file, an onnx.ModelProto or a Relax module"
+        )
     path = Path(source)
     model = in_order(_parse(path, _read(path)))
     for tensor in tensors(model):

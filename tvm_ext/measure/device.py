@@ -72,6 +72,7 @@ def _leave_signals() -> None:
 def serve_tracker(listener: socket.socket) -> None:
     """Answers servers and clients until interrupted."""
     logging.getLogger("RPCTracker").setLevel(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         tracker._tracker_server(listener, base.random_key("tracker"))
 

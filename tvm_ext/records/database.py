@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
-from tvm_ext.errors import LogError
+from tvm_ext.arguments import is_path
+from tvm_ext.errors import LogError, PlanError
 from tvm_ext.records.files import CorruptLine, append, errors_named, file_for, log_files, prepare
 from tvm_ext.records.record import Line, Record, TaskGraph, decode_line, encode_line
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.legal import check_parts
 from tvm_ext.tile.plan import TilePlan
 
 
@@ -33,6 +35,8 @@ class Database:
     def open(cls, path: str | os.PathLike[str], create: bool = False) -> Database:
         """Read the log at `path`; `create=True` makes an empty one if there is none, and sees that
         it can be written. LogError if there is none, or it cannot be read or written."""
+        if not is_path(path):
+            raise LogError(f"tuning log {path!r}: is no path; give a folder or a .jsonl file")
         database = cls(Path(path))
         if create:
             prepare(database.root)
@@ -70,11 +74,8 @@ class Database:
                 self._by_task.clear()
                 self._graphs.clear()
             for path in paths:
-                cursor = self._cursors.setdefault(path, _Cursor(path))
+                cursor = self._cursors.setdefault(path, _Cursor(path, self._graphs))
                 for record in cursor.read():
-                    if isinstance(record, TaskGraph):
-                        self._graphs[record.signature] = record.graph
-                        continue
                     self._records.append(record)
                     self._by_task[record.task.signature, record.hardware].append(record)
 
@@ -100,14 +101,18 @@ class Database:
         beside_us: Callable[[TilePlan], float] = lambda plan: 0.0,
     ) -> Record | None:
         """The plan with the lowest median latency, the earliest of equals; None without one.
-        `beside_us` is what a plan costs that no measurement of it alone shows.
+        `beside_us` is what a plan costs that no measurement of it alone shows; infinite for one
+        that cannot be used.
 
         A plan is judged as `believed` says: a lucky first measurement does not stand against later
         ones, and one that ever failed is out. The record returned is the plan's latest.
         """
-        latency_us = self.believed(signature, fingerprint)
-        plan = min(latency_us, key=lambda plan: latency_us[plan] + beside_us(plan), default=None)
-        if plan is None or latency_us[plan] == float("inf"):
+        believed_us = self.believed(signature, fingerprint)
+        whole_us = {
+            plan: us + beside_us(plan) for plan, us in believed_us.items() if us < float("inf")
+        }
+        plan = min(whole_us, key=whole_us.__getitem__, default=None)
+        if plan is None or whole_us[plan] == float("inf"):
             return None
         return next(r for r in reversed(self.records(signature, fingerprint)) if r.plan == plan)
 
@@ -156,10 +161,11 @@ class Database:
 
 
 class _Cursor:
-    """How far one file has been read."""
+    """How far one file has been read. What it says that tasks compute goes to `graphs`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, graphs: dict[str, TileGraph]) -> None:
         self.path = path
+        self._graphs = graphs
         self._inode = 0
         self._offset = 0
         self._lines = 0
@@ -178,15 +184,15 @@ class _Cursor:
             return True
         return status.st_ino != self._inode or status.st_size < self._offset
 
-    def read(self) -> list[Line]:
-        """The lines added since the last call. A last line without its end, which its writer
+    def read(self) -> list[Record]:
+        """The records added since the last call. A last line without its end, which its writer
         may still be at, is read again next time unless it is whole already."""
         with self.path.open("rb") as file:
             self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._offset)
             *whole, rest = file.read().split(b"\n")
         self._torn = []
-        found: list[Line] = []
+        found: list[Record] = []
         for line in whole:
             self._lines += 1
             self._offset += len(line) + 1
@@ -197,11 +203,27 @@ class _Cursor:
         return found
 
     def _take(
-        self, line: bytes, number: int, found: list[Line], corrupt: list[CorruptLine]
+        self, line: bytes, number: int, found: list[Record], corrupt: list[CorruptLine]
     ) -> bool:
         try:
-            found.append(decode_line(line))
+            read = decode_line(line)
+            if isinstance(read, TaskGraph):
+                self._graphs[read.signature] = read.graph
+            else:
+                self._check(read)
+                found.append(read)
         except LogError as error:
             corrupt.append(CorruptLine(self.path, number, str(error)))
             return False
         return True
+
+    def _check(self, record: Record) -> None:
+        """LogError for a plan that was measured, it says, and that its task cannot follow, as far
+        as the log says what that computes."""
+        graph = self._graphs.get(record.task.signature)
+        if graph is None or not record.ok:
+            return
+        try:
+            check_parts(graph, record.plan)
+        except (PlanError, ArithmeticError, LookupError, ValueError) as error:
+            raise LogError(f"no plan for its task: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,8 +16,14 @@ from tvm_ext.errors import LogError
 from tvm_ext.records.record import Line
 
 SUFFIX = ".jsonl"
+FILE_SUFFIXES = (".csv", ".json", ".log", ".txt")
+"""What nobody calls a folder."""
 LOCK_TIMEOUT_S = 60.0
 """Writers hold the lock for one batch; one that holds it for a minute is stuck."""
+
+
+TOLD = 3
+"""Lines without a usable record that are told one by one."""
 
 
 class CorruptLine(msgspec.Struct, frozen=True):
@@ -29,6 +35,14 @@ class CorruptLine(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.reason}"
+
+
+def told(corrupt: Sequence[CorruptLine]) -> list[str]:
+    """The first of such lines, and how many more there are: a file that is no log has one after
+    the other."""
+    first = [str(line) for line in corrupt[:TOLD]]
+    more = len(corrupt) - len(first)
+    return [*first, f"and {more} more"] if more else first
 
 
 def is_file_log(root: Path) -> bool:
@@ -55,8 +69,10 @@ def file_for(root: Path, line: Line) -> Path:
 def prepare(root: Path) -> None:
     """Make the folder that `root` is or lies in, and see that the log can be written.
 
-    LogError now is better than one after minutes of tuning.
+    LogError now is better than one after minutes of tuning, or than a folder called `log.txt`.
     """
+    if root.suffix.lower() in FILE_SUFFIXES and not root.exists():
+        raise LogError(f"tuning log {root}: would be a folder; end its name in {SUFFIX} for a file")
     folder = root.parent if is_file_log(root) else root
     with errors_named(root):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """`python -m tvm_ext.report model.so`: the command in `tvm_ext.cli.report`."""
 
-from tvm_ext.cli.report import main
+from tvm_ext.command import run_command
 
-raise SystemExit(main())
+run_command("report")

@@ -87,7 +87,9 @@ def tune_table(lines: Sequence[TaskLine], rows: int | None = None) -> Table:
 
 
 def count_text(done: int, trials: int | None) -> str:
-    """Trials made, of those allowed if there is a limit."""
+    """Trials made, of those allowed if there is a limit; a log may hold more."""
+    if trials and done > trials:
+        return f"{done}, more than {trials}"
     return f"{done}/{trials}" if trials else str(done)
 
 

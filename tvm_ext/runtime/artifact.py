@@ -22,9 +22,19 @@ _CUDA_LOADER, _CUDA_COMPILER = "load_from_bytes.cuda", "tvm_callback_cuda_compil
 
 def load_artifact(path: Path) -> tuple[Any, Manifest]:
     """The library and manifest of an artifact. Raises ArtifactError if it is not one."""
-    if not path.is_file():
-        raise ArtifactError(f"artifact {path}: no such file")
-    if not _whole_elf(path):
+    if path.is_dir():
+        raise ArtifactError(f"artifact {path}: is a directory; name the .so file in it")
+    try:
+        whole = _whole_elf(path)
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"artifact {path}: no such file; make one with python -m tvm_ext.compile"
+        ) from None
+    except OSError as error:
+        raise ArtifactError(
+            f"artifact {path}: cannot be read: {error.strerror or error}; check its permissions"
+        ) from error
+    if not whole:
         raise ArtifactError(
             f"artifact {path}: not a shared library, or one cut short; make it again"
         )

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
 
+from tvm_ext.arguments import is_path, thread_count
 from tvm_ext.errors import ArtifactError, InputError
 from tvm_ext.extents import assigned, evaluated, names
 from tvm_ext.hardware import cpu_features, physical_cores
 from tvm_ext.hardware.isa import AMX
+from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.records.manifest import Manifest, TensorInfo
 from tvm_ext.records.profile import Profile
 from tvm_ext.runtime.artifact import copy, load_artifact
@@ -29,17 +32,24 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], num_threads: int | None = None) -> Compiled:
-    """Loads an artifact written by `Compiled.save`. Raises ArtifactError.
+    """Loads an artifact written by `Compiled.save`. Raises ArtifactError, TargetError.
 
     Needs TVM's runtime library only: neither its compiler nor ONNX is imported.
     """
-    use_threads(num_threads or physical_cores(), asked=num_threads is not None)
+    if not is_path(path):
+        raise ArtifactError(f"artifact {path!r}: is no path; give that of a file")
+    threads = thread_count(num_threads)
+    use_threads(threads or physical_cores(), asked=threads is not None)
     module, manifest = load_artifact(Path(path))
     return Compiled(module, manifest, source=Path(path))
 
 
 class Compiled:
-    """A compiled model. Call it with a dict of arrays by name, or with arrays in model order."""
+    """A compiled model. Call it with a dict of arrays by name, or with arrays in model order.
+
+    It has one set of activations: it serves one call at a time, and threads wait for each other.
+    Load the artifact once per thread to run side by side.
+    """
 
     def __init__(
         self,
@@ -57,6 +67,7 @@ class Compiled:
         self._device = manifest.device
         self._shares = manifest.anywhere and self._device == "cpu"
         self.manifest = manifest
+        self._turn = RLock()
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -75,8 +86,9 @@ class Compiled:
         Inputs are not copied unless they have gaps or are read-only, large outputs not at all.
         """
         bound = self.bind(*given, **named)
-        result = self._main(*(map(shared, bound) if self._shares else self._moved(bound)))
-        return to_arrays(result, self.manifest.own_outputs)
+        with self._turn:
+            result = self._main(*(map(shared, bound) if self._shares else self._moved(bound)))
+            return to_arrays(result, self.manifest.own_outputs)
 
     @cached_property
     def _main(self) -> Any:
@@ -123,15 +135,16 @@ class Compiled:
     def seconds(self, *arrays: Any, repeats: int = 10, **named: Any) -> list[float]:
         """Wall-clock seconds of `repeats` runs after one warm-up, inputs already in place."""
         tensors = self._moved(self.bind(*arrays, **named))
-        main = self._main
-        main(*tensors)
-        wait(self._device)
         times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
+        with self._turn:
+            main = self._main
             main(*tensors)
             wait(self._device)
-            times.append(time.perf_counter() - start)
+            for _ in range(repeats):
+                start = time.perf_counter()
+                main(*tensors)
+                wait(self._device)
+                times.append(time.perf_counter() - start)
         return times
 
     def profile(
@@ -150,7 +163,8 @@ class Compiled:
             else random_inputs(self.inputs, extents=self.manifest.extents())
         )
         names = [group.name for group in self.manifest.groups]
-        return profile(self._module, names, inputs, runs, read_peak, self._device)
+        with self._turn:
+            return profile(self._module, names, inputs, runs, read_peak, self._device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes one shared library that stock TVM loads. Raises ArtifactError."""
@@ -160,7 +174,15 @@ class Compiled:
             raise ArtifactError(f"artifact {os.fspath(path)}: this model was made to run here only")
         from tvm_ext.runtime.export import export
 
-        return export(self._parts(), Path(path), self.manifest)
+        with one_at_a_time():
+            return export(self._parts(), Path(path), self.manifest)
+
+    def __reduce__(self) -> NoReturn:
+        """Copying and pickling end here: machine code is no Python object. Raises ArtifactError."""
+        raise ArtifactError(
+            f"model {self.manifest.model}: cannot be copied or pickled; save(path) writes it, and "
+            "tvm_ext.load(path) reads it again, in another process too"
+        )
 
     @property
     def report(self) -> Report:
@@ -199,11 +221,12 @@ _dtype_name = cache(str)
 
 
 def _checked(info: TensorInfo, value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    array = value if isinstance(value, np.ndarray) else _as_array(info, value)
     if _dtype_name(array.dtype) != info.dtype:
         raise InputError(
             f"input {info.name!r}: dtype {array.dtype}, the model takes {info.dtype}; "
-            f"convert it with .astype({info.dtype!r})"
+            f"convert it with {'' if hasattr(value, 'astype') else 'numpy.asarray(x)'}"
+            f".astype({info.dtype!r})"
         )
     if array.shape != info.shape and not _fits(array.shape, info.shape):
         raise InputError(
@@ -211,6 +234,20 @@ def _checked(info: TensorInfo, value: Any) -> np.ndarray:
             "compile again with other shapes"
         )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _as_array(info: TensorInfo, value: Any) -> np.ndarray:
+    """Raises InputError for what numpy makes no numbers of."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.asarray(None)
+    if array.dtype.kind in "OSU":
+        raise InputError(
+            f"input {info.name!r}: {type(value).__name__} is no array of numbers; give a numpy "
+            f"array of {info.dtype} and shape {info.shape} (of a tensor, tensor.numpy())"
+        )
+    return array
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int | str, ...]) -> bool:

@@ -49,7 +49,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
         raise ArtifactError(f"artifact {path}: must end in .so; try {path.with_suffix('.so')}")
     if not path.parent.is_dir():
         raise ArtifactError(f"artifact {path}: folder {path.parent} does not exist; create it")
-    compiler = _compiler(manifest)
+    compiler = c_compiler(manifest.target)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tvm_ext-") as folder:
             built = Path(folder) / path.name
@@ -115,16 +115,18 @@ def _in_child(work: Callable[[], None]) -> str:
     return lines[-1] if lines else f"the writer died ({os.waitstatus_to_exitcode(status)})"
 
 
-def _compiler(manifest: Manifest) -> str:
-    """A C compiler that links for the target: the host's own, or a cross compiler."""
-    arm = "aarch64" in manifest.target
+def c_compiler(target: str) -> str:
+    """A C compiler that links for a target, as text: the host's own, or a cross compiler. Raises
+    ArtifactError if there is none."""
     names: tuple[str, ...] = launcher.C_COMPILERS
-    if arm and os.uname().machine != "aarch64":
+    remedy = "install gcc"
+    if "aarch64" in target and os.uname().machine != "aarch64":
         names = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
+        remedy = f"install {names[0]} (on Debian gcc-aarch64-linux-gnu), which links for AArch64"
     for name in names:
         found = shutil.which(name)
         if found:
             return found
     raise ArtifactError(
-        f"artifact: linking needs a C compiler, none of {', '.join(names)} was found; install gcc"
+        f"artifact: linking needs a C compiler, none of {', '.join(names)} was found; {remedy}"
     )

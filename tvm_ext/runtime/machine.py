@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ caches that grow word by word it would hold one of every length."""
 LARGE_BYTES = 1 << 16
 """The pool hands out whole pages: many small results that are kept would each hold one."""
 Instrument = Callable[..., None]
+_silenced = RLock()
 
 
 @cache
@@ -37,6 +39,8 @@ def ffi() -> Any:
     try:
         with without_torch():
             import tvm_ffi
+        # Raised in a call back, Ctrl-C would come out of TVM as a RuntimeError.
+        tvm_ffi.register_error(KeyboardInterrupt)
     except ImportError as error:
         raise InstallError(f"package apache-tvm-ffi: {error}; pip install tvm-ext") from error
     if "tvm" not in sys.modules:
@@ -161,12 +165,13 @@ def silence() -> Iterator[None]:
 
     Errors come as exceptions, so nothing that matters goes to this stream meanwhile.
     """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as sink:
-        os.dup2(sink.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with _silenced:  # another thread would keep this one's silence for good
+        sys.stderr.flush()
+        kept = os.dup(2)
+        with open(os.devnull, "w") as sink:
+            os.dup2(sink.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -110,6 +110,7 @@ class TaskSpace:
         beside_us: Callable[[TilePlan], float] = lambda plan: 0.0,
     ) -> None:
         self.name = graph.signature
+        self._graph = graph
         self._beside_us = cache(beside_us)
         self._random = random.Random(f"{seed} {graph.signature}")
         self.pieces: tuple[Piece, ...] = cut_for(hardware.kind, graph)
@@ -138,7 +139,11 @@ class TaskSpace:
 
     def take(self, plan: TilePlan, latency_us: float, believed_us: float | None = None) -> None:
         """A measurement, and how fast the plan is believed to be for it, which may be less; both
-        infinite if the plan failed."""
+        infinite if the plan failed. One that the task cannot follow, as a damaged log may hold,
+        teaches nothing."""
+        if not is_legal(self._graph, plan, plan.lanes):
+            self._proposed.add(plan)
+            return
         self.measured[plan] = latency_us
         self._believed[plan] = latency_us if believed_us is None else believed_us
 

@@ -12,6 +12,7 @@ from tvm_ext.search.cost_model import Example
 from tvm_ext.search.features import Features, Predict
 from tvm_ext.tile.cut import cut_for, parted
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import TilePlan
 
 EXAMPLES = 1500
@@ -47,6 +48,8 @@ def lessons(
         pieces = cut_for(hardware.kind, graphs[signature])
         features = [Features(piece.graph, hardware) for piece in pieces]
         for plan in plans:
+            if not is_legal(graphs[signature], plan, plan.lanes):
+                continue
             try:
                 parts = parted(pieces, plan)
             except KeyError:  # planned by a version that cut the group otherwise

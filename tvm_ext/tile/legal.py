@@ -67,6 +67,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         raise PlanError("rule", f"plan: rule {plan.rule!r} is unknown; rules are {list(LEVELS)}")
     if plan.lanes < 1 or plan.parallel < 0:
         raise PlanError("lanes", f"plan: {plan.lanes} lanes, {plan.parallel} parallel loops")
+    if plan.unroll < 1:
+        raise PlanError("unroll", f"plan: {plan.unroll} iterations unrolled")
     count = len(graph.nodes)
     attached = [plan.anchor, *(entry.stage for entry in plan.attach)]
     for stage in attached:
@@ -110,6 +112,12 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         contiguous_cut(node, plan.at("core"))
     elif plan.rule == "flat":
         contiguous_cut(node, plan.at("core"))
+
+
+def check_parts(graph: TileGraph, plan: TilePlan) -> None:
+    """Raises PlanError, as `check_plan` does, for the plan or one of those it has beside it."""
+    for part in (plan,) if plan.rule == "strips" else plan.parts():
+        check_plan(graph, part)
 
 
 def is_legal(graph: TileGraph, plan: TilePlan, lanes: int) -> bool:

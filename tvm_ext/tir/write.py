@@ -8,7 +8,7 @@ from tvm_ext.errors import PlanError
 from tvm_ext.tile.amx import INSTRUCTION
 from tvm_ext.tile.classify import is_shared_out
 from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tile.legal import check_plan
+from tvm_ext.tile.legal import check_parts
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.skip import skipped
 from tvm_ext.tir.ahead import with_ahead, with_results_ahead
@@ -92,8 +92,7 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
     if prepared is None:
         raise PlanError("structure", "plan: the function has no blocks to schedule")
     parts = (plan,) if plan.rule == "strips" else plan.parts()
-    for part in parts:
-        check_plan(prepared.graph, part)
+    check_parts(prepared.graph, plan)
     loose = write_block_loose if plan.rule.startswith("block") else write_loose
     named: set[int] = set()
     try:

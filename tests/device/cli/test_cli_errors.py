@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,6 +209,8 @@ def test_files_that_are_no_artifact(command: Command, tmp_path: Path) -> None:
         refused(command(verb, tmp_path / "none.so"), "no such file")
         refused(command(verb, tmp_path / "text.so"), "not a shared library")
         refused(command(verb, tmp_path / "short.so"), "cut short")
+        refused(command(verb, tmp_path), "is a directory; name the .so file in it")
+        refused(command(verb, "/proc/self/mem"), "cannot be read")
 
 
 def test_an_error_for_machines(command: Command, tmp_path: Path) -> None:
@@ -216,8 +220,44 @@ def test_an_error_for_machines(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "m.so", "--repeats", "3"], "counts runs that are timed; add --time"),
+        (["run", "m.so", "--output", ""], "names no file"),
+        (["run", "m.so", "--input", ""], "cannot be read"),
+        (["report", "m.so", "--runs", "3"], "counts runs that are timed; add --measure"),
+        (["report", "m.so", "--roofline", ""], "names no file"),
+        (["compile", "m.onnx", "-o", ""], "names no file"),
+        (["tune", "m.onnx", "-o", ""], "names no file"),
+        (["tune", "a/m.onnx", "n.onnx", "b/m.onnx"], "models a/m.onnx and b/m.onnx: would all be"),
+        (["logs", "prune", "no_logs", "best.txt"], "no tuning log at no_logs"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(
+    refuses: Callable[..., None], words: list[str], said: str
+) -> None:
+    verb, *rest = words
+    refuses(verb, *rest, words=[said])
+
+
+@pytest.mark.skipif(
+    platform.machine() == "aarch64" or shutil.which("aarch64-linux-gnu-gcc") is not None,
+    reason="artifacts for AArch64 can be linked",
+)
+@pytest.mark.parametrize("verb", ["compile", "tune"])
+def test_an_artifact_that_could_not_be_linked_is_refused_before_any_work(
+    refuses: Callable[..., None], verb: str, tmp_path: Path
+) -> None:
+    words = ["no.onnx", "--target", "arm/cortex-a72", "-o", str(tmp_path / "m.so")]
+    refuses(verb, *words, words=["install aarch64-linux-gnu-gcc"])
+
+
+@pytest.mark.parametrize(
     ("verb", "words"),
     [
+        ("run", ["m.so", "--seed", "-1"]),
+        ("run", ["m.so", "--threads", "5000"]),
+        ("tune", ["m.onnx", "--seed", "-1"]),
         ("tune", ["m.onnx", "--trials", "0"]),
         ("tune", ["m.onnx", "--time", "soon"]),
         ("compile", ["m.onnx"]),

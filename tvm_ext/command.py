@@ -1,0 +1,27 @@
+"""What `python -m tvm_ext.<verb>` starts: it imports next to nothing, so that Ctrl-C while the rest
+is imported ends a command as it does later."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+EXIT_INTERRUPTED = 130
+
+
+def run_command(verb: str) -> NoReturn:
+    """Runs `tvm_ext.cli.<verb>` and leaves with its exit code."""
+    try:
+        code: int = import_module(f"tvm_ext.cli.{verb}").main()
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        # Cut short at any point, TVM may never come to the end of taking itself down.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+    raise SystemExit(code)

@@ -22,6 +22,7 @@ from tvm_ext.tvm_api import (
     tirx,
 )
 
+EXTREMES = (tirx.Max, tirx.Min)
 _SIGNS = {tirx.Max: -1, tirx.Min: 1}
 
 
@@ -38,6 +39,23 @@ def _updated(store: Any) -> int:
     sides = (store.value.a, store.value.b)
     own = (one.source.same_as(store.buffer) for one in sides if isinstance(one, TensorLoad))
     return sign if any(own) else 0
+
+
+def of_a_number(extreme: Any) -> Any:
+    """What is no number stays none beside one number for all, as in ONNX, in the same instruction,
+    which gives its second operand then:
+
+        max(x, 0)   →   max(0, x)
+    """
+    number = extreme.b.value if isinstance(extreme.b, tirx.Broadcast) else extreme.b
+    whole = isinstance(number, TensorLoad) and all(
+        isinstance(index, tirx.IntImm) for index in number.indices
+    )
+    if not str(extreme.ty.dtype).startswith("float") or not (
+        whole or isinstance(number, tirx.FloatImm)
+    ):
+        return extreme
+    return type(extreme)(extreme.b, extreme.a)
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="InfiniteExtremes")

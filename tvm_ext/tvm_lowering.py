@@ -21,7 +21,7 @@ from tvm_ext.tvm_api import (
     tvm,
 )
 from tvm_ext.tvm_dots import fuse_dots
-from tvm_ext.tvm_extremes import infinite_extremes
+from tvm_ext.tvm_extremes import EXTREMES, infinite_extremes, of_a_number
 from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_pairs import fuse_pairs, round_to_halves
 from tvm_ext.tvm_rounding import round_once
@@ -103,6 +103,7 @@ def _placed(func: PrimFunc, *more: Any) -> PrimFunc:
         (tirx.AllocBuffer, partial(_on_stack, scopes=scopes)),
         (tirx.AttrStmt, _anywhere),
         (ir.Call, _from_its_offset),
+        (EXTREMES, of_a_number),
         *more,
     )
     return func.with_body(structural_map(func.body, kinds, order="post"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_models import make_model, value
 
 import tvm_ext
 from tvm_ext.hardware.resolve import resolve
@@ -55,3 +57,22 @@ def test_what_is_filled_with_the_lowest_number_keeps_it() -> None:
     text = infinite_extremes(tvm.IRModule({"main": func.with_attr("target", target)})).script()
     assert text.count("-inf") == 1
     assert text.count("-340282346638528859811704183484516925440.0") == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "constants"),
+    [
+        (helper.make_node("Relu", ["x"], ["y"]), {}),
+        (helper.make_node("Clip", ["x", "low", "high"], ["y"]), {"low": 0.0, "high": 6.0}),
+        (helper.make_node("Max", ["x", "low"], ["y"]), {"low": 0.5}),
+        (helper.make_node("Min", ["x", "low"], ["y"]), {"low": 0.5}),
+    ],
+)
+def test_what_is_no_number_stays_none(node: onnx.NodeProto, constants: dict[str, float]) -> None:
+    """As in ONNX Runtime: that something went wrong before shows at the end."""
+    arrays = {name: np.array(number, np.float32) for name, number in constants.items()}
+    compiled = tvm_ext.compile(make_model([node], [value("x", 3, 37)], ["y"], arrays))
+    x = np.random.default_rng(0).standard_normal((3, 37)).astype(np.float32)
+    x[1, 5] = x[2, 36] = np.nan
+    (y,) = compiled(x)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(x))

@@ -13,9 +13,9 @@ import msgspec
 from manifests import manifest
 
 from tvm_ext.records import Record, RecordFailure, TaskKey
-from tvm_ext.records.manifest import Fusion, Group
+from tvm_ext.records.manifest import Fusion, Group, TensorInfo
 from tvm_ext.report.fusions import fusions_text
-from tvm_ext.report.groups import groups_text, sources
+from tvm_ext.report.groups import groups_text, header, sources
 from tvm_ext.report.log_tables import best_text, records_text, summarise, summary_text
 from tvm_ext.report.text import draw, gflops_text, us_text
 from tvm_ext.report.tune_table import TaskLine, batch_line, failures, tune_table
@@ -222,3 +222,20 @@ def test_only_drawing_loads_rich() -> None:
         "assert not {'rich', 'tvm', 'onnx'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_is_left_open_says_how_much_it_takes() -> None:
+    inputs = (
+        TensorInfo("x", "float32", (1, "new", 8)),
+        TensorInfo("kept", "float32", ("texts", "past", 8)),
+    )
+    fewest, most = {"past": 0, "texts": 2}, {"new": 512, "new+past": 600}
+    found = msgspec.structs.replace(manifest(), inputs=inputs, fewest=fewest, most=most)
+    assert found.limits() == (
+        "new 1 to 512",
+        "past 0 or more",
+        "texts 2 or more",
+        "new+past 600 at most",
+    )
+    assert any(line.startswith("open       new 1 to 512, ") for line in header(found))
+    assert manifest().limits() == ()

@@ -88,6 +88,7 @@ def work(args: argparse.Namespace) -> Answer:
     lines = [
         f"compiled {args.model} in {data['seconds']:.1f} s, for {hardware_text(manifest)}",
         f"kernels   {len(manifest.groups)}: {kernels}; {data['verified']} verified",
+        *([f"open      {', '.join(manifest.limits())}"] if manifest.limits() else []),
         checked,
         *note_lines(manifest.notes),
         f"artifact  {output}",

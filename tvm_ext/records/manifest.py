@@ -150,6 +150,17 @@ class Manifest(msgspec.Struct, frozen=True):
                 found |= {name: found[name] + 1 for name in names(text)}
         return found
 
+    def limits(self) -> tuple[str, ...]:
+        """What is left open, or sums of it, and how much of each a run may ask for, in words."""
+        named = self.extents()
+        found = []
+        for text in dict.fromkeys((*named, *self.fewest, *self.most)):
+            least = self.fewest.get(text, 1 if text in named else None)
+            most = self.most.get(text)
+            words = f"{least} to {most}" if most else f"{least} or more"
+            found.append(f"{text} {words if least is not None else f'{most} at most'}")
+        return tuple(found)
+
     @property
     def device(self) -> str:
         """What its kernels run on: `cpu` or `cuda`."""

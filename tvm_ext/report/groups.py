@@ -82,6 +82,8 @@ def header(manifest: Manifest) -> Iterator[str]:
     yield f"code hash  {manifest.code_hash} ({versions})"
     yield f"kernels    {len(manifest.groups)}: {counts}; {verified} verified"
     yield f"time       {_total(manifest)}"
+    if limits := manifest.limits():
+        yield f"open       {', '.join(limits)}"
     for note in manifest.notes:
         yield f"note       {note}"
 

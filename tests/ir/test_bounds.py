@@ -19,7 +19,7 @@ Shapes = dict[str, tuple[Any, ...]]
 
 
 def found(model: onnx.ModelProto, shapes: Shapes) -> Bounds:
-    return lower(model, "cpu", shapes, 1).bounds
+    return lower(model, "cpu", shapes, None).bounds
 
 
 def cut(begin: int, end: int, *more: onnx.NodeProto, of: str = "x") -> onnx.ModelProto:
@@ -99,6 +99,6 @@ def test_known_widths_are_not_taken_for_extents(width: int) -> None:
     """Whatever stands for what is open, some rows of the model are nearly as long."""
     node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
     model = make_model([node], [value("x", "b", "n", width)], ["y"], {})
-    lowered = lower(model, "cpu", {"x": ("b", "n", width)}, 1)
+    lowered = lower(model, "cpu", {"x": ("b", "n", width)}, None)
     assert lowered.bounds == Bounds({}, {})
     assert [task.kind for task in lowered.tasks.values()] == ["softmax"]

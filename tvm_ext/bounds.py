@@ -175,7 +175,7 @@ def _room(modules: Mapping[Point, IRModule], axis: int) -> int:
     start = min(modules)
     one, more = (modules[p] for p in sorted(modules) if _beside(p, start, axis))
     extents = start[axis], max(modules)[axis]
-    sizes = zip(*([array.nbytes for array in tables(mod)] for mod in (one, more)), strict=True)
+    sizes = zip(*([array.nbytes for array in tables(mod)] for mod in (one, more)), strict=False)
     grown = [(small, large) for small, large in sizes if small < large]
     if not grown:
         return FAR

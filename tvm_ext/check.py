@@ -105,16 +105,17 @@ def check_model(
             break
         except InputError:  # more along an open extent than the model has values for
             expected = None
+    if expected is not None and len(expected) != len(found):
+        _check_same(compiled, load_onnx(model), expected)
     undecided = _recounted(compiled.outputs, found, expected or [])
     errors = _distances(found, expected or [])
     spreads = [0.0] * len(errors)
-    alike = expected is not None and len(found) == len(expected)
-    close = alike and all(error <= BOUND for error in errors)
+    close = expected is not None and all(error <= BOUND for error in errors)
     known = None if close else load_onnx(model)
     if known is not None and not whole and any(map(counts_words, known.graph.node)):
         return check_model(compiled, model, reference=reference, seed=seed, whole=True)
-    if known is not None and (reason := _other_model(compiled, known, expected)):
-        raise ModelError(f"the model: is not the one that was compiled, {reason}; give that one")
+    if known is not None:
+        _check_same(compiled, known, expected)
     if expected is None:
         return None
     least = BOUND if known is None else _least_bound(known)
@@ -156,6 +157,12 @@ def _feeds(compiled: Compiled, seed: int, whole: bool) -> Iterator[dict[str, np.
             tried.append(extents)
             infos = [Argument(i.at(extents), i.dtype, span=span) for i in compiled.inputs]
             yield dict(zip(names, make_inputs(tuple(infos), seed), strict=True))
+
+
+def _check_same(compiled: Compiled, model: onnx.ModelProto, expected: Any) -> None:
+    """Raises ModelError for another model than was compiled."""
+    if reason := _other_model(compiled, model, expected):
+        raise ModelError(f"the model: is not the one that was compiled, {reason}; give that one")
 
 
 def _other_model(compiled: Compiled, model: onnx.ModelProto, expected: Any) -> str:
@@ -211,7 +218,7 @@ def _nudged(array: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _distances(ours: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
-    pairs = zip(ours, theirs, strict=False)
+    pairs = zip(ours, theirs, strict=True)
     return [distance(np.asarray(one), np.asarray(other)) for one, other in pairs]
 
 

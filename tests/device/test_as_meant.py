@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx_models import make_model, value
+from scatters import COMBINE
 
 import tvm_ext
 
 RANDOM = np.random.default_rng(11)
-COMBINE = {
-    "none": lambda a, b: b,
-    "add": lambda a, b: a + b,
-    "mul": lambda a, b: a * b,
-    "max": max,
-    "min": min,
-}
 
 
 def run(

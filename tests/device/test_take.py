@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 from onnx_models import make_model, value
+from scatters import COMBINE
 
 import tvm_ext
 
@@ -18,13 +19,6 @@ RANDOM = np.random.default_rng(5)
 FAR = (5, -6, 6, 2**31 - 1, -(2**31), 10**9, -(10**9))
 FARTHEST = (2**63 - 1, -(2**63))
 """Indices of five that are out of range."""
-COMBINE = {
-    "none": lambda a, b: b,
-    "add": lambda a, b: a + b,
-    "mul": lambda a, b: a * b,
-    "max": max,
-    "min": min,
-}
 
 
 def gather(axis: int) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ from tvm_ext.elastic import _graph, _Grown, _growth, elastic
 from tvm_ext.planner import make_task
 from tvm_ext.symbolic import NARROW, WIDE, _kernels, _tiles
 from tvm_ext.tile.classify import STEAL_FLOPS, is_shared_out
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import LevelTile, Tile, TilePlan
 from tvm_ext.tir.symbolic import Sized, Varying, cuts
@@ -48,6 +49,14 @@ def tile(core: int, register: int) -> TilePlan:
     )
 
 
+def typical_graphs(func: PrimFunc) -> tuple[TileGraph, TileGraph]:
+    """Those for so many slices and one more."""
+    one, more = (_graph(func, cuts(func) or (), slices) for slices in (TYPICAL, TYPICAL + 1))
+    assert one is not None
+    assert more is not None
+    return one, more
+
+
 @pytest.mark.parametrize(
     ("core", "register", "tiles"),
     [(TYPICAL, 6, (6,)), (12, 6, (12, 6)), (TYPICAL, TYPICAL, (TYPICAL,)), (TYPICAL, 1, ())],
@@ -56,9 +65,7 @@ def test_tiles_of_some_slices_stay(core: int, register: int, tiles: tuple[int, .
     """A tile of all grows, but for one that is unrolled."""
     func = dense()
     found = cuts(func) or ()
-    graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
-    assert graphs[0] is not None
-    assert graphs[1] is not None
+    graphs = typical_graphs(func)
     grown = _Grown.of(tile(core, register), _growth(*graphs), TYPICAL, 1)
     assert grown is not None
     assert grown.tiles == tiles
@@ -72,11 +79,7 @@ def test_tiles_of_some_slices_stay(core: int, register: int, tiles: tuple[int, .
 
 
 def test_points_leave_tails_and_differ() -> None:
-    func = dense()
-    found = cuts(func) or ()
-    graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
-    assert graphs[0] is not None
-    assert graphs[1] is not None
+    graphs = typical_graphs(dense())
     grown = _Grown.of(tile(12, 6), _growth(*graphs), TYPICAL, 1)
     assert grown is not None
     points = grown.points()
@@ -92,9 +95,7 @@ def test_points_are_such_that_cores_help_each_other_at_all() -> None:
     """Loops are others where they do, and no function of the slices for both."""
     func = dense()
     found = cuts(func) or ()
-    graphs = [_graph(func, found, slices) for slices in (TYPICAL, TYPICAL + 1)]
-    assert graphs[0] is not None
-    assert graphs[1] is not None
+    graphs = typical_graphs(func)
     grown = _Grown.of(tile(TYPICAL, 6), _growth(*graphs), TYPICAL, 651)
     assert grown is not None
     assert min(grown.points()) >= 651

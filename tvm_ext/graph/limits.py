@@ -3,7 +3,7 @@ others say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import gcd
 from typing import Any
 
@@ -29,17 +29,8 @@ from tvm_ext.tvm_api import (
 def fewest(mod: IRModule) -> dict[str, int]:
     """By the names of the symbols of `main`, and sums of several, the least numbers that leave no
     tensor without elements, where ones for all would leave some so."""
-    shapes: dict[Any, None] = {}
-
-    def look(node: Any) -> None:
-        shape = getattr(getattr(node, "ty", None), "shape", None)
-        if isinstance(node, relax.Var) and shape is not None:
-            extents = getattr(shape, "values", None) or []
-            shapes.update(dict.fromkeys(e for e in extents if not isinstance(e, tirx.IntImm)))
-
-    relax.analysis.post_order_visit(mod["main"], look)
     found: dict[str, int] = {}
-    for extent in shapes:
+    for extent in _extents_in(mod["main"]):
         symbols = sorted(set(variables(extent)), key=lambda symbol: str(symbol.name))
         form = linear(extent, {symbol: place for place, symbol in enumerate(symbols)})
         if form is None or min(form[0], default=0) <= 0:
@@ -59,22 +50,29 @@ def may_be_none(mod: IRModule) -> list[str]:
     """The symbols of `main` of which there may be none at all: nothing but inputs is then without
     elements, words kept of a text that begins."""
     main = mod["main"]
-    given = set(main.params)
     results = getattr(main.ret_ty, "fields", [main.ret_ty])
-    shapes = {extent: None for ty in results for extent in extents_of(ty)}
-
-    def look(node: Any) -> None:
-        if isinstance(node, relax.Var) and node not in given:
-            shapes.update(dict.fromkeys(extents_of(node.ty)))
-
-    relax.analysis.post_order_visit(main.body, look)
+    made = dict.fromkeys(extent for ty in results for extent in extents_of(ty))
+    made |= _extents_in(main, but=main.params)
     symbols = input_symbols(main)
     found = []
     for symbol in symbols:
         values = {own: tirx.const(int(own is not symbol), "int64") for own in symbols}
-        least = [Analyzer().simplify(substituted(extent, values)) for extent in shapes]
+        least = [Analyzer().simplify(substituted(extent, values)) for extent in made]
         if all(isinstance(one, tirx.IntImm) and int(one) > 0 for one in least):
             found.append(str(symbol.name))
+    return found
+
+
+def _extents_in(function: Any, but: Iterable[Any] = ()) -> dict[Any, None]:
+    """The extents of a function's tensors, but for those of some."""
+    left_out = set(but)
+    found: dict[Any, None] = {}
+
+    def look(node: Any) -> None:
+        if isinstance(node, relax.Var) and node not in left_out:
+            found.update(dict.fromkeys(extents_of(node.ty)))
+
+    relax.analysis.post_order_visit(function, look)
     return found
 
 

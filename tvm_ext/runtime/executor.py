@@ -273,28 +273,17 @@ def _check_alike(
     for text, extent, source in found:
         if names(text) != {text}:
             continue
-        least, most = manifest.fewest.get(text, 1), manifest.most.get(text, extent)
-        if not least <= extent <= most:
-            limit = (
-                f"{least} or more; give more"
-                if extent < least
-                else f"{most} at most; give less at once"
-            )
-            raise InputError(f"input {source!r}: {text} is {extent}; {text} is {limit}")
+        _check_limits(f"input {source!r}", text, extent, manifest)
         known, where = values.setdefault(text, extent), told.setdefault(text, source)
         if known != extent:
             raise InputError(
                 f"input {source!r}: {text} is {extent}, but {known} in input {where!r}; "
                 "give both the same"
             )
-    for text, least in manifest.fewest.items():
+    for text in (*manifest.fewest, *manifest.most):
         value = evaluated(text, values)
-        if value is not None and value < least:
-            raise InputError(f"inputs: {text} is {value}; {text} is {least} or more; give more")
-    for text, most in manifest.most.items():
-        value = evaluated(text, values)
-        if value is not None and value > most:
-            raise InputError(f"inputs: {text} is {value}; {text} is {most} at most; give less")
+        if value is not None:
+            _check_limits("inputs", text, value, manifest)
     for text, extent, source in found:
         value = evaluated(text, values)
         if value is not None and value != extent:
@@ -302,3 +291,16 @@ def _check_alike(
             raise InputError(
                 f"input {source!r}: {text} is {extent}, but {value} with {of}; give {value}"
             )
+
+
+def _check_limits(subject: str, text: str, value: int, manifest: Manifest) -> None:
+    """Raises InputError for less or more of an extent, or of a sum, than the model was compiled
+    for; of a sum nothing is too little that the model does not say."""
+    least = manifest.fewest.get(text, 1 if names(text) == {text} else value)
+    most = manifest.most.get(text, value)
+    if value < least:
+        raise InputError(f"{subject}: {text} is {value}; {text} is {least} or more; give more")
+    if value > most:
+        raise InputError(
+            f"{subject}: {text} is {value}; {text} is {most} at most; give less at once"
+        )

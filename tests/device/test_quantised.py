@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_cases import check_case
 
 import tvm_ext
 from tvm_ext.check import check_model
@@ -179,6 +180,11 @@ def test_sums_of_integers(
     assert op_type not in kinds
     back = kinds.count("Cast") - 4 - (FLOATS in readers)  # of operands, of their points, the reader
     assert back == (ITSELF in readers)
+
+
+@pytest.mark.parametrize("fed", [["x_zero_point"], []])
+def test_convolutions_of_integers_pad_with_their_zero_point(fed: list[str]) -> None:
+    check_case("convinteger_with_padding", fed)
 
 
 def test_zero_points_of_rows_are_left_to_the_importer() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx_cases import check_case
 from onnx_models import (
     light,
     make_model,
@@ -16,6 +17,7 @@ from onnx_models import (
 )
 from simplify_case import NORM, assert_same, check, normal, operators, simplified
 
+import tvm_ext
 from tvm_ext.frontend import rewrite
 from tvm_ext.frontend.randomise import randomise
 
@@ -105,6 +107,28 @@ def test_made_weights_dropout_and_identity_are_gone() -> None:
         opset=9,
     )
     check(model, {"MatMul": 1, "Relu": 1})
+
+
+@pytest.mark.parametrize("opset", [7, 10, 11, 13])
+def test_a_mask_of_inference_is_true(opset: int) -> None:
+    kind = onnx.TensorProto.FLOAT if opset < 10 else onnx.TensorProto.BOOL
+    model = make_model(
+        [node("Dropout", ["x"], ["y", "mask"])],
+        [value("x", 2, 3)],
+        ["y", value("mask", 2, 3, dtype=kind)],
+        opset=opset,
+    )
+    x = normal(2, 3)
+    y, mask = tvm_ext.compile(model)(x=x)
+    np.testing.assert_array_equal(y, x)
+    assert mask.dtype == (np.float32 if opset < 10 else bool)
+    assert mask.shape == x.shape
+    assert mask.all()
+
+
+@pytest.mark.parametrize("name", ["dropout_default_old", "training_dropout_zero_ratio_mask"])
+def test_what_drops_nothing(name: str) -> None:
+    check_case(name)
 
 
 def test_shape_arithmetic_is_folded() -> None:

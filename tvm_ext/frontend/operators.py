@@ -137,7 +137,7 @@ def _misread(node: ir.Node) -> str:
         case "ConstantOfShape" if constants[0] is None:
             return " of a shape that is no constant"
         case "Dropout":
-            return " in training mode, or whose mask is read"
+            return " in training mode"
         case "Expand" if constants[1] is None:
             return " to a shape that is no constant"
         case "PRelu" if not _fits(node.inputs[1], node.inputs[0]):

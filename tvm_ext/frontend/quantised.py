@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 import onnx
@@ -75,11 +74,9 @@ def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
             node.domain = ""  # written so for types that ONNX's own took later; they do the same
     if not any(_form(node) is not None for node in nodes):
         return model
-    ranks = {one.name: len(one.dims) for one in model.graph.initializer}
-    single = {one.name for one in model.graph.initializer if prod(one.dims) == 1}
     opset, known = onnx_opset(model), Known(model.graph)
     read = _read_as_floats(nodes) - {one.name for one in model.graph.output}
-    single |= {node.output[2] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
+    single = {node.output[2] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
     del model.graph.node[:]
     for node in nodes:
         form = _form(node)
@@ -88,7 +85,7 @@ def dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
             one = _Restated(Writer(node, opset, known), form)
             integers = node.op_type in INTEGER
             as_floats = node.output[0] in read
-            restated = one.of_integers(ranks, single, as_floats) if integers else one.nodes()
+            restated = one.of_integers(single, as_floats) if integers else one.nodes()
         model.graph.node.extend([node] if restated is None else restated)
     return model
 
@@ -144,26 +141,21 @@ class _Restated:
         self._add("QuantizeLinear", [value, *filter(None, result)], {}, node.output[0])
         return self._made
 
-    def of_integers(
-        self, ranks: Mapping[str, int], single: Container[str], as_floats: bool
-    ) -> list[onnx.NodeProto] | None:
+    def of_integers(self, single: Container[str], as_floats: bool) -> list[onnx.NodeProto] | None:
         """What takes the place of a sum of products of integers; None, it is left to the importer,
-        where a zero point may be one of several along another axis than the last.
+        where a zero point may be one of several along another axis than that of the results.
 
-        ranks      of the tensors that are known
-        single     tensors of one element
+        single     tensors of one element, besides those whose shape says so
         as_floats  whether its readers make floats of it, and can have them at once
         """
         node = self._node
         operands = []
         for place, name in enumerate(node.input[:2]):
             value = self._add("Cast", [name], {"to": TensorProto.FLOAT})
-            point = node.input[2 + place] if len(node.input) > 2 + place else ""
-            if point:
-                each = place == 1 and self._form.op_type == "MatMul" and ranks.get(point) == 1
-                if point not in single and not each:
+            if len(node.input) > 2 + place and node.input[2 + place]:
+                point = self._point(node.input[2 + place], place, single)
+                if not point:
                     return None
-                point = self._add("Cast", [point], {"to": TensorProto.FLOAT})
                 value = self._add("Sub", [value, point], {})
             operands.append(value)
         attributes = dict(self._writer.attributes)
@@ -173,6 +165,22 @@ class _Restated:
         value = self._add(self._form.op_type, operands, attributes)
         self._add("Cast", [value], {"to": TensorProto.INT32}, node.output[0])
         return self._made
+
+    def _point(self, name: str, place: int, single: Container[str]) -> str:
+        """The zero point of an operand, or of each of its channels, as floats beside it; empty
+        where that is not known."""
+        known = self._writer.known
+        shape, rank = known.shape(name), known.rank(self._node.input[place])
+        point = self._add("Cast", [name], {"to": TensorProto.FLOAT})
+        if name in single or (shape is not None and set(shape) <= {1}):
+            return point
+        if place == 0 or shape is None or len(shape) != 1:
+            return ""
+        if self._form.op_type == "MatMul":
+            return point
+        if rank is None:
+            return ""
+        return self._add("Reshape", [point, self._writer.ints(-1, *[1] * (rank - 1))], {})
 
     def _axis(self, attributes: Mapping[str, object]) -> int | None:
         if self._form.op_type == "Gemm" and attributes.get("transB", 0):

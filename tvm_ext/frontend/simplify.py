@@ -25,7 +25,7 @@ from tvm_ext.frontend.counted_graph import bound_counts, has_counts
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.nearest import settle_nearest
-from tvm_ext.frontend.nodes import filler_of
+from tvm_ext.frontend.nodes import filler_of, opset_of
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -222,12 +222,10 @@ def _filled(node: ir.Node, shape: ir.TensorProtocol | None) -> ir.TensorProtocol
 
 
 def _drop_dropout(graph: ir.Graph) -> None:
-    """Remove each `Dropout` that is in inference mode: it passes its input on."""
-    for node in list(graph):
+    """Remove each `Dropout` that is in inference mode: it passes its input on, and its mask is true
+    everywhere. Before operator set 10 masks were of its input's type."""
+    for node in list(graph.all_nodes()):
         if node.op_type != "Dropout" or node.domain or node.inputs[0] is None:
-            continue
-        result, *masks = node.outputs
-        if result.is_graph_output() or any(m.uses() or m.is_graph_output() for m in masks):
             continue
         # From opset 12 on the third input switches to training mode.
         training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -235,8 +233,17 @@ def _drop_dropout(graph: ir.Graph) -> None:
             switch = ir.convenience.get_const_tensor(training)
             if switch is None or switch.numpy().any():
                 continue
-        ir.convenience.replace_all_uses_with(result, node.inputs[0])
-        graph.remove(node, safe=True)
+        source, (result, *masks) = node.inputs[0], node.outputs
+        made = [ir.node("Identity", [source])]
+        if any(mask.uses() or mask.is_graph_output() for mask in masks):
+            kind = ir.DataType.BOOL if opset_of(node) >= 10 else source.dtype
+            extents = ir.node("Shape", [source])
+            ones = ir.tensor(np.ones(1, (kind or ir.DataType.FLOAT).numpy()))
+            made += [extents, ir.node("ConstantOfShape", extents.outputs, {"value": ones})]
+        new = [made[0].outputs[0], *(made[-1].outputs[0] for _ in masks)]
+        ir.convenience.replace_nodes_and_values(
+            node.graph, node, [node], made, [result, *masks], new
+        )
 
 
 def _drop_empty(graph: ir.Graph) -> None:

@@ -152,3 +152,10 @@ def test_all_rows_that_are_combined_are_not_replaced(how: str) -> None:
     y = run("ScatterND", {"x": x}, {"i": np.arange(3)[:, np.newaxis], "u": updates}, reduction=how)
     wanted = np.vectorize(COMBINE[how])(x, updates)
     np.testing.assert_allclose(y, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_infinities_below_a_threshold_are_zero(kind: Any) -> None:
+    x = np.array([-np.inf, -1, 0.5, 0.75, np.inf], kind)
+    y = run("ThresholdedRelu", {"x": x}, alpha=0.5)
+    np.testing.assert_array_equal(y, np.array([0, 0, 0, 0.75, np.inf], kind))

@@ -5,10 +5,11 @@ rewrite:
     ReduceSumSquare(x) over no axes   =>  Mul(x, x)                   so the others, each for itself
     MeanVarianceNormalization(x)      =>  d / (Sqrt(ReduceMean(d d)) + 1e-9), d = x - ReduceMean(x)
     LRN(x)                            =>  x / (bias + alpha AveragePool(x x))^beta, over volumes
+    ThresholdedRelu(x)                =>  Where(x > alpha, x, 0)
 
 The first was the wrong shape for SAME_LOWER, the second was summed up over all axes, the third the
-root of a difference, no number where all elements are alike; the last took an even number of
-channels for one more. onnxscript's own rule for a `ScatterND` of
+root of a difference, no number where all elements are alike; LRN took an even number of channels
+for one more, and the last multiplied infinities by zero. onnxscript's own rule for a `ScatterND` of
 all rows is not used: it takes one that adds for one that replaces.
 """
 
@@ -135,7 +136,25 @@ def _by_neighbours(op: Any, x: ir.Value, y: ir.Value) -> Any:
     return op.Div(x, op.Pow(scale, number("beta", 0.75)))
 
 
+def _thresholded(op: Any, x: Any) -> Any:
+    return op.ThresholdedRelu(x, _outputs=["y"])
+
+
+def _is_any_float(_: Any, x: ir.Value, **__: Any) -> bool:
+    return x.dtype is not None and x.dtype.is_floating_point()
+
+
+def _above(op: Any, x: ir.Value, y: ir.Value) -> Any:
+    assert x.dtype is not None
+    alpha, zero = (
+        constant(op, f"{y.name}_{name}", np.asarray(value, x.dtype.numpy()))
+        for name, value in (("alpha", node_of(y).attributes.get_float("alpha", 1.0)), ("zero", 0))
+    )
+    return op.Where(op.Greater(x, alpha), x, zero)
+
+
 rules = (
+    RewriteRule(_thresholded, _above, _is_any_float, name="ThresholdedRelu"),
     *(RewriteRule(partial(_pool, n), partial(_padded, n), _pads_itself, name=n) for n in POOLS),
     *(
         RewriteRule(partial(_reduction, n), partial(_each_alone, n), _over_nothing, name=n)

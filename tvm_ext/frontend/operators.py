@@ -152,6 +152,8 @@ def _misread(node: ir.Node) -> str:
             position = constants[2]
             if position is None or (position.numpy() < 0).any():
                 return " at a position that is not a constant counted from the front"
+        case "TopK" if kind == ir.DataType.UINT64:
+            return " of uint64"
     return ""
 
 

@@ -27,7 +27,15 @@ def rewrite(model: ir.Model) -> bool:
     from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
-    from tvm_ext.frontend import as_meant, dead_taps, fourier, readable, restate, tensor_scatter
+    from tvm_ext.frontend import (
+        as_meant,
+        dead_taps,
+        element_types,
+        fourier,
+        readable,
+        restate,
+        tensor_scatter,
+    )
 
     chosen = (
         *restate.rules,
@@ -36,6 +44,7 @@ def rewrite(model: ir.Model) -> bool:
         *fourier.rules,
         *tensor_scatter.rules,
         *readable.rules,
+        *element_types.rules,
         rules.one_reshape_matmul_reshape_rule,
         rules.two_reshapes_matmul_reshape_rule,
         rules.cast_constant_of_shape_rule,

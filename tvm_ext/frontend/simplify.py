@@ -225,7 +225,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
     """Remove each `Dropout` that is in inference mode: it passes its input on, and its mask is true
     everywhere. Before operator set 10 masks were of its input's type."""
     for node in list(graph.all_nodes()):
-        if node.op_type != "Dropout" or node.domain or node.inputs[0] is None:
+        if node.op_type != "Dropout" or node.domain or None in (node.inputs[0], node.graph):
             continue
         # From opset 12 on the third input switches to training mode.
         training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -233,7 +233,9 @@ def _drop_dropout(graph: ir.Graph) -> None:
             switch = ir.convenience.get_const_tensor(training)
             if switch is None or switch.numpy().any():
                 continue
-        source, (result, *masks) = node.inputs[0], node.outputs
+        source, owner, (result, *masks) = node.inputs[0], node.graph, node.outputs
+        assert source is not None
+        assert owner is not None
         made = [ir.node("Identity", [source])]
         if any(mask.uses() or mask.is_graph_output() for mask in masks):
             kind = ir.DataType.BOOL if opset_of(node) >= 10 else source.dtype
@@ -241,9 +243,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
             ones = ir.tensor(np.ones(1, (kind or ir.DataType.FLOAT).numpy()))
             made += [extents, ir.node("ConstantOfShape", extents.outputs, {"value": ones})]
         new = [made[0].outputs[0], *(made[-1].outputs[0] for _ in masks)]
-        ir.convenience.replace_nodes_and_values(
-            node.graph, node, [node], made, [result, *masks], new
-        )
+        ir.convenience.replace_nodes_and_values(owner, node, [node], made, [result, *masks], new)
 
 
 def _drop_empty(graph: ir.Graph) -> None:

@@ -202,7 +202,7 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
             helper.make_node("Relu", ["d"], ["f"], name="other relu", domain="my.domain"),
             helper.make_node("Add", ["e", "f"], ["y"]),
         ],
-        [value("x", 1, 4, 4)],
+        [value("x", 1, 5, 5)],
         ["y"],
     )
     model.opset_import.append(helper.make_opsetid("my.domain", 1))

@@ -19,7 +19,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
-            dead_taps, readable, element_types, fourier, deformed, moved, products and
+            dead_taps, readable, element_types, fourier, deformed, moved, pooled, products and
             tensor_scatter, which ask and write by nodes
 counted     extents that data say: `counted_graph` bounds them all, by rules for what operators make
             of rows that mean nothing (`counted_rules`, `counted_places`), shapes worked out number

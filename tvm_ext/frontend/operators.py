@@ -22,7 +22,8 @@ CONVERTED_OPSET = 13
 # Below 7 broadcasting was an attribute, which the importer does not read; these operators it
 # reads from the given operator set on.
 BROADCAST_OPSET = 7
-FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "Upsample": 9, "LpNormalization": 13}
+FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "MaxUnpool": 11, "Upsample": 9}
+FIRST_OPSET |= {"LpNormalization": 13}
 
 # Attributes of which the importer reads these values right, and others silently wrong.
 READ: dict[str, dict[str, tuple[object, ...]]] = {
@@ -139,6 +140,10 @@ def _misread(node: ir.Node) -> str:
         case "Dropout":
             return " in training mode"
         case "Expand" if constants[1] is None:
+            return " to a shape that is no constant"
+        case "MaxPool" if len(node.outputs) > 1:
+            return " whose indices are read, of windows that are not known or too large"
+        case "MaxUnpool":
             return " to a shape that is no constant"
         case "PRelu" if not _fits(node.inputs[1], node.inputs[0]):
             return " with a slope that does not fit its input"

@@ -112,3 +112,20 @@ def test_remainders_of_other_signs() -> None:
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(run("Mod", x, y, fmod=0)[0], np.mod(x, y))
         np.testing.assert_array_equal(run("Mod", x, y, fmod=1)[0], np.fmod(x, y))
+
+
+@pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
+@pytest.mark.parametrize("known", [0, 1])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int32])
+def test_bits_are_moved_out(kind: type[np.integer[Any]], known: int, direction: str) -> None:
+    width = 8 * np.dtype(kind).itemsize
+    x = np.array([[1], [5], [np.iinfo(kind).max], [np.iinfo(kind).min]], kind)
+    bits = np.array([0, 1, width - 1, width, width + 1, 100], kind)
+    (y,) = run("BitShift", x, bits, known=known, direction=direction)
+    wanted = (np.left_shift if direction == "LEFT" else np.right_shift)(x, bits)
+    np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_no_bits_are_moved_back(direction: str) -> None:
+    check_case(f"bitshift_{direction}_int32_negative_shift")

@@ -77,6 +77,10 @@ class Importer(ONNXGraphImporter):
                 return self.bb.normalize(_by_places(op_name, inputs, attrs))
             if op_name == "RoiAlign":
                 return _aligned(self.bb, inputs, attrs, opset)
+            if op_name == "BitShift":
+                data, bits = inputs
+                left = attrs["direction"] in (b"LEFT", "LEFT")
+                return self.bb.normalize(_shifted(data, bits, left))
             if op_name == "MaxRoiPool":
                 inputs = [inputs[0], _in_images(self.bb, *inputs)]
             if op_name == "Slice":
@@ -159,6 +163,21 @@ def _by_places(op_name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) ->
             return relax.op.scatter_nd(*inputs, how)
         case _:
             return relax.op.scatter_elements(*inputs, axis, how)
+
+
+def _shifted(x: Any, bits: Any, left: bool) -> Any:
+    """Bits moved, where as many as there are, or a negative number of them, move all bits out: what
+    a machine makes of those is anything."""
+    kind = np.dtype(x.ty.dtype.dtype)
+    zero, last = relax.const(0, kind.name), relax.const(8 * kind.itemsize - 1, kind.name)
+    known = constant_array(bits)
+    shift = relax.op.left_shift if left else relax.op.right_shift
+    if known is not None and ((known >= 0) & (known < 8 * kind.itemsize)).all():
+        return shift(x, bits)
+    outside = relax.op.logical_or(relax.op.less(bits, zero), relax.op.greater(bits, last))
+    if kind.kind == "i" and not left:  # their sign fills what they leave
+        return shift(x, relax.op.where(outside, last, bits))
+    return relax.op.where(outside, zero, shift(x, relax.op.where(outside, zero, bits)))
 
 
 def _aligned(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:

@@ -208,7 +208,7 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
     model.opset_import.append(helper.make_opsetid("my.domain", 1))
     import_error(
         model,
-        "Det (node 'first', 'c')",
+        "Det of more than 4 rows (node 'first', 'c')",
         "Unheard (node 'standard domain, unknown')",
         "my.domain::Foo (node 'custom')",
         "my.domain::Relu (node 'other relu')",

@@ -137,6 +137,12 @@ def _misread(node: ir.Node) -> str:
     match node.op_type:
         case "ConstantOfShape" if constants[0] is None:
             return " of a shape that is no constant"
+        case "CumProd":
+            return " along an axis that is no constant"
+        case "DeformConv":
+            return " of other than images of float32"
+        case "Det":
+            return " of more than 4 rows"
         case "Dropout":
             return " in training mode"
         case "Expand" if constants[1] is None:

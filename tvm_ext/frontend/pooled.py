@@ -103,13 +103,15 @@ def _max_pool(op: Any, x: Any) -> Any:
     return op.MaxPool(x, _outputs=["y", "places"])
 
 
-def _finds_places(_: Any, x: ir.Value, y: ir.Value, places: ir.Value) -> bool:
+def _finds_places(_: Any, x: ir.Value, y: ir.Value, places: ir.Value | None = None) -> bool:
     """Places that a `MaxUnpool` reads wait for it to ask what they are counted in."""
     windows = _windows(x, y)
-    known = windows is not None and prod(windows.sizes) <= MOST_TAPS
+    if places is None or windows is None or not extents_of(x):
+        return False
     waits = any(reader.op_type == "MaxUnpool" for reader, _ in places.uses())
     read = bool(places.uses()) or places.is_graph_output()
-    return known and read and not waits and bool(extents_of(x)) and opset_of(node_of(y)) >= OPSET
+    small = prod(windows.sizes) <= MOST_TAPS
+    return read and small and not waits and opset_of(node_of(y)) >= OPSET
 
 
 def _by_taps(op: Any, x: ir.Value, y: ir.Value, places: ir.Value) -> Any:

@@ -16,6 +16,8 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             packed_weights: those of a few bits, as Microsoft packs them, too
             unroll: recurrent layers step by step, as `recurrent` reads them; unroll_loops: `Loop`
             and `Scan` of known turns
+            narrow: numbers of eight bits and less (`narrow_types`) held in wider types;
+            narrow_casts takes others to them, narrow_quantised by scales and by blocks
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,

@@ -19,6 +19,7 @@ from tvm_ext.tvm_api import (
     constant_array,
     relax,
     static_extents,
+    te,
     tirx,
     tvm,
 )
@@ -45,6 +46,9 @@ class Importer(ONNXGraphImporter):
             self.at = f"constant {name!r} of shape {tuple(tensor.shape)}"
             self._nodes[name] = relax.const(_tensor(tensor.numpy()))
 
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Nothing: `unsupported` has said what is, and knows which operators are read here."""
+
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         self.in_block = True
         for node in graph.node:
@@ -66,6 +70,8 @@ class Importer(ONNXGraphImporter):
                 equation = attrs["equation"]
                 text = equation.decode() if isinstance(equation, bytes) else str(equation)
                 return self.bb.normalize(relax.op.einsum(relax.Tuple(list(inputs)), text))
+            if op_name == "BitCast":
+                return self.bb.normalize(_bits(self.bb, inputs[0], attrs["to"]))
             if op_name == "Gather":
                 data, indices = inputs
                 taken = _gathered(data, indices, attrs.get("axis", 0))
@@ -127,6 +133,18 @@ class Importer(ONNXGraphImporter):
         shape = self.bb.emit(relax.op.tensor_to_shape(given))
         self.bb.match_cast(shape, relax.ShapeType([extent]))
         return extent
+
+
+def _bits(builder: Any, x: Any, to: int) -> Any:
+    """The bits of x as elements of another type of as many."""
+    dtype = ir.DataType(to).numpy().name
+
+    def kernel(source: Any) -> Any:
+        return te.compute(
+            source.shape, lambda *at: tirx.reinterpret(dtype, source(*at)), name="bits"
+        )
+
+    return builder.emit_te(kernel, x, primfunc_name_hint="bits")
 
 
 def _gathered(data: Any, indices: Any, axis: int) -> Any:

@@ -24,6 +24,8 @@ from tvm_ext.frontend.counted import Unbounded
 from tvm_ext.frontend.counted_graph import bound_counts, has_counts
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
+from tvm_ext.frontend.narrow import hold_wider
+from tvm_ext.frontend.narrow_types import has_narrow
 from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.nodes import filler_of
 from tvm_ext.frontend.packed_weights import unpack_weights
@@ -66,6 +68,10 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     unpack_weights(model.graph)
     fold_quantised(model.graph)
     _drop_dropout(model.graph)
+    if has_narrow(model.graph):
+        model = _attempt("constant folding", fold, model, notes)
+        fold_quantised(model.graph)
+        hold_wider(model)
     for _ in range(ROUNDS):
         before = len(model.graph)
         model = _attempt("constant folding", fold, model, notes)

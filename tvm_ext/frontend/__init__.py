@@ -25,6 +25,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
 counted     extents that data say: `counted_graph` bounds them all, by rules for what operators make
             of rows that mean nothing (`counted_rules`, `counted_places`), shapes worked out number
             by number (`counted_numbers`), and no more found than is read (`counted_demand`)
+not_constant  inputs that have to be constants, and what they hang on
 too_few     operators that take more elements than there are
 importer    TVM's importer, where ONNX means more than it reads
 randomise   random weights for models that ship without real ones; for tests and benchmarks

@@ -37,6 +37,8 @@ class Importer(ONNXGraphImporter):
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.at = "the graph"
         self.in_block = False
+        self.unbounded = ""
+        """The first node that makes as much as data say."""
         self._weights = weights
         self._found: dict[Any, Any] = {}
         """Extents that data say, by the tensors of one number that say them."""
@@ -55,8 +57,11 @@ class Importer(ONNXGraphImporter):
             self.at = f"{node.op_type} (node {node.name!r})"
             super()._construct_nodes(SimpleNamespace(node=[node]))
             for name in filter(None, node.output):
-                extents = static_extents(getattr(self._nodes.get(name), "ty", None)) or ()
-                if min(extents, default=0) < 0:
+                kind = getattr(self._nodes.get(name), "ty", None)
+                extents = static_extents(kind)
+                if extents is None and isinstance(kind, relax.TensorType):
+                    self.unbounded = self.unbounded or self.at
+                if min(extents or (), default=0) < 0:
                     raise ValueError(f"its result {name!r} would be of shape {extents}")
 
     def _convert_operator(

@@ -28,6 +28,7 @@ from tvm_ext.frontend.narrow import hold_wider
 from tvm_ext.frontend.narrow_types import has_narrow
 from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.nodes import filler_of
+from tvm_ext.frontend.nothing import leave_out_nothing
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -75,6 +76,7 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     for _ in range(ROUNDS):
         before = len(model.graph)
         model = _attempt("constant folding", fold, model, notes)
+        leave_out_nothing(model.graph)
         unrolled = unroll_loops(model.graph) | unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)

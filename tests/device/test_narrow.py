@@ -218,6 +218,30 @@ def test_constants_of_few_bits() -> None:
     np.testing.assert_allclose(result, expected, 1e-5, 1e-6)
 
 
+def test_bits_are_read_as_other_types() -> None:
+    """Bytes as floats and back; integers of few bits with a sign and without."""
+    octets = np.arange(256, dtype=np.uint8)
+    octets[[0x7F, 0xFF]] = 0  # no numbers, of which only that is kept
+    few = np.arange(-8, 8).astype(np.int32)
+    kinds = {"floats": "FLOAT8E4M3FN", "few": "INT4", "other": "UINT4"}
+    nodes = [
+        helper.make_node("BitCast", ["x"], ["floats"], to=_kind(kinds["floats"])),
+        helper.make_node("Cast", ["floats"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("BitCast", ["floats"], ["back"], to=TensorProto.UINT8),
+        helper.make_node("Cast", ["n"], ["few"], to=_kind(kinds["few"])),
+        helper.make_node("BitCast", ["few"], ["other"], to=_kind(kinds["other"])),
+        helper.make_node("Cast", ["other"], ["without"], to=TensorProto.INT32),
+    ]
+    inputs = {"x": ("UINT8", octets.shape), "n": ("INT32", few.shape)}
+    outputs = {"wide": "FLOAT", "back": "UINT8", "without": "INT32"}
+    model = _model(nodes, inputs, outputs)
+    model.opset_import[0].version = 26
+    wide, back, without = tvm_ext.compile(model)(x=octets, n=few)
+    np.testing.assert_array_equal(wide, octets.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    np.testing.assert_array_equal(back, octets)
+    np.testing.assert_array_equal(without, few % 16)
+
+
 @pytest.mark.parametrize("case", ["cast_INT4_to_FLOAT", "cast_FLOAT_to_UINT2"])
 def test_inputs_and_outputs_of_less_than_a_byte_are_refused(case: str) -> None:
     """In one line, which names them."""
@@ -232,8 +256,10 @@ def test_inputs_and_outputs_of_less_than_a_byte_are_refused(case: str) -> None:
         "castlike_no_saturate_FLOAT_to_FLOAT8E5M2_expanded",
         "dequantizelinear_e4m3fn_float16",
         "quantizelinear_blocked_asymmetric",
+        "bitcast_bool_to_uint8",
+        "bitcast_float64_to_int64",
     ],
 )
 def test_cases_of_onnx(case: str) -> None:
-    """Halves, casts like others, halves as scales."""
+    """Halves, casts like others, halves as scales, blocks, bits of wider types."""
     check_case(case)

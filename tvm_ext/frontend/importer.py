@@ -141,7 +141,11 @@ class Importer(ONNXGraphImporter):
 
 
 def _bits(builder: Any, x: Any, to: int) -> Any:
-    """The bits of x as elements of another type of as many."""
+    """The bits of x as elements of another type of as many; a truth value is a byte, 0 or 1."""
+    if str(x.ty.dtype.dtype) == "bool":
+        return _bits(builder, builder.emit(relax.op.astype(x, "uint8")), to)
+    if to == ir.DataType.BOOL:
+        return relax.op.astype(x, "bool")
     dtype = ir.DataType(to).numpy().name
 
     def kernel(source: Any) -> Any:

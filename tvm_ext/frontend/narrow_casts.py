@@ -4,6 +4,7 @@ rewrite:
     Cast(x), to a float of few bits    =>  step Round(x / step)    step: by the exponent of x
     Cast(x), to float8e8m0             =>  a power of two, by the bits of x
     Cast(x), to an integer of n bits   =>  Mod(x, 2^n), around 0 for those with a sign
+    BitCast(x), of few bits            =>  the same, of integers with a sign and without
     BitCast(x), bytes as float8        =>  Gather(numbers of all bytes, x)
     BitCast(x), float8 as bytes        =>  Gather(bytes, Cast(BitCast(x) / 2^20)), x of float32
 
@@ -128,7 +129,8 @@ def _bit_cast(op: Any, x: Any) -> Any:
 
 
 def _of_bytes(_: Any, y: ir.Value, **__: Any) -> bool:
-    return _kind(y) in HELD and not y.is_graph_output()
+    kind = _kind(y)
+    return kind in HELD and kind.bitwidth == BYTE and not y.is_graph_output()
 
 
 def _looked_up(op: Any, x: ir.Value, y: ir.Value) -> Any:
@@ -155,8 +157,18 @@ def _coded(op: Any, x: ir.Value, y: ir.Value) -> Any:
     return found if _kind(y) == ir.DataType.UINT8 else bits_of(op, found, _kind(y))
 
 
+def _of_few_bits(_: Any, x: ir.Value, y: ir.Value) -> bool:
+    kinds = (x.dtype, _kind(y))
+    return all(kind in HELD and HELD[kind] != ir.DataType.FLOAT for kind in kinds)
+
+
+def _signed_or_not(op: Any, x: ir.Value, y: ir.Value) -> Any:
+    return _lowest_bits(op, x, y, _kind(y))
+
+
 rules = (
     RewriteRule(_cast, _held, _to_narrow, name="CastToNarrow"),
+    RewriteRule(_bit_cast, _signed_or_not, _of_few_bits, name="FewBitsOfFewBits"),
     RewriteRule(_bit_cast, _looked_up, _of_bytes, name="NarrowOfBytes"),
     RewriteRule(_bit_cast, _coded, _to_bytes, name="BytesOfNarrow"),
 )

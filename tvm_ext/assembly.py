@@ -9,8 +9,9 @@ meanwhile, and a kernel that TVM refuses concerns no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,16 @@ from tvm_ext.runtime.kernel import DeviceKernel, Kernel
 from tvm_ext.runtime.weights import detach
 from tvm_ext.shield import shield
 from tvm_ext.tir.signature import hash_text
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, target_of, tirx, tvm, tvm_version
+from tvm_ext.tvm_api import (
+    InternalError,
+    IRModule,
+    PrimFunc,
+    Target,
+    target_of,
+    tirx,
+    tvm,
+    tvm_version,
+)
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 from tvm_ext.verify import check, has_reference
 
@@ -65,6 +75,8 @@ class Lowered:
     """Of what is left open."""
     precision: Precision = "float32"
     """Of what products multiply."""
+    unbounded: str = ""
+    """Its first node that makes as much as data say, without a bound."""
 
     @property
     def distinct(self) -> dict[str, Task]:
@@ -186,7 +198,8 @@ def link(
         calling = tvm.transform.Sequential(calling_passes())(apply_plans(lowered.mod, planned))
         called = loops.rerolled(calling)
         manifest = make_manifest(lowered, planned, loops, called, notes)
-        lowest = tvm.transform.Sequential(placing_passes())(with_manifest(called, manifest))
+        with _of_known_extents(lowered):
+            lowest = tvm.transform.Sequential(placing_passes())(with_manifest(called, manifest))
     names = {str(variable.name_hint) for variable in called.get_global_vars()}
     kernels = {name: kernel for name, kernel in kernels.items() if name in names}
     kernels |= loops.kernels
@@ -214,9 +227,25 @@ def link(
         linked = [k for k in kernels.values() if isinstance(k, Kernel)]
         return Parts(executable, linked, weights)
 
-    executable = built(rest)
+    with _of_known_extents(lowered):
+        executable = built(rest)
     bring(executable, kernels.values())
     return Compiled(executable.jit(), manifest, parts=parts)
+
+
+@contextmanager
+def _of_known_extents(lowered: Lowered) -> Iterator[None]:
+    """Raises ModelError where TVM fails on extents that data say."""
+    try:
+        yield
+    except InternalError as error:
+        if not lowered.unbounded:
+            raise
+        raise ModelError(
+            f"model {lowered.name}: {lowered.unbounded} makes as many elements as data say, and "
+            f"TVM {tvm_version()} cannot compile what reads them; make constants of what it reads, "
+            "or export the model without it"
+        ) from error
 
 
 def _nothing(target: Target) -> PrimFunc:

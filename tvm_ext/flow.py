@@ -187,6 +187,7 @@ def lower(
         fusions,
         between,
         "bfloat16" if in_halves else "float32",
+        source.unbounded,
     )
 
 

@@ -55,6 +55,8 @@ class Source:
     inputs: Infos
     outputs: Infos
     notes: tuple[str, ...] = ()
+    unbounded: str = ""
+    """Its first node that makes as much as data say, without a bound."""
 
 
 def open_extents(model: Any, shapes: Shapes | None) -> tuple[str, ...]:
@@ -92,7 +94,7 @@ def read_source(
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
-    return Source(imported.mod, name, inputs, outputs, imported.notes)
+    return Source(imported.mod, name, inputs, outputs, imported.notes, imported.unbounded)
 
 
 def read_open(

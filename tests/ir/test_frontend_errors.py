@@ -234,7 +234,7 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
             {"s": np.array([1, 1, 0.5, 0.5], np.float32)},
             "no whole number",
         ),
-        (helper.make_node("Expand", ["x", "s"], ["y"]), {}, "a shape that is no constant"),
+        (helper.make_node("Expand", ["x", "s"], ["y"]), {}, "from input 's', which is no constant"),
     ],
 )
 def test_what_the_importer_would_get_wrong_is_refused(

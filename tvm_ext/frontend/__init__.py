@@ -16,6 +16,9 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             packed_weights: those of a few bits, as Microsoft packs them, too
             unroll: recurrent layers step by step, as `recurrent` reads them; unroll_loops: `Loop`
             and `Scan` of known turns
+            narrow: numbers of eight bits and less (`narrow_types`) held in wider types;
+            narrow_casts takes others to them, narrow_quantised by scales and by blocks
+            nothing: tensors of no elements left out
             depth_to_space: channels in the order in which pixels are taken from them
             nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
@@ -24,6 +27,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
 counted     extents that data say: `counted_graph` bounds them all, by rules for what operators make
             of rows that mean nothing (`counted_rules`, `counted_places`), shapes worked out number
             by number (`counted_numbers`), and no more found than is read (`counted_demand`)
+not_constant  inputs that have to be constants, and what they hang on
 too_few     operators that take more elements than there are
 importer    TVM's importer, where ONNX means more than it reads
 randomise   random weights for models that ship without real ones; for tests and benchmarks

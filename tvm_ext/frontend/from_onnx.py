@@ -18,6 +18,7 @@ from tvm_ext.extents import Shapes
 from tvm_ext.frontend.importer import ConversionError, Importer
 from tvm_ext.frontend.load import load_onnx, one_line, onnx_opset
 from tvm_ext.frontend.microsoft import restated
+from tvm_ext.frontend.not_constant import not_constant
 from tvm_ext.frontend.operators import modernise, name_nodes, unsupported
 from tvm_ext.frontend.quantised import dequantised
 from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
@@ -63,6 +64,8 @@ class ImportedModel:
     outputs: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
     constant_bytes: int
+    unbounded: str = ""
+    """The first node that makes as much as data say, without a bound."""
 
 
 def import_onnx(
@@ -87,6 +90,10 @@ def import_onnx(
     name_nodes(light.graph)
     model = attach_weights(_to_ir(modernise(dequantised(restated(light)))), weights)
     model, notes = simplify(model)
+    reason = not_constant(model.graph.all_nodes())
+    if reason is not None:
+        let_go(model)
+        raise ModelError(f"{reason}; export the model with a fixed value there")
     lacking = unsupported(model.graph.all_nodes())
     if lacking is not None:
         let_go(model)
@@ -104,7 +111,7 @@ def import_onnx(
         if value.const_value is not None and (value.uses() or value.is_graph_output())
     }
     let_go(model)
-    mod = _to_relax(model, weights_left)
+    mod, unbounded = _to_relax(model, weights_left)
     outputs = tuple(
         TensorInfo(name, str(kind.dtype.dtype), _static(kind))
         for name, kind in zip(output_names, _tensor_types(mod), strict=True)
@@ -112,20 +119,27 @@ def import_onnx(
     constant_bytes = sum(tensor.nbytes for tensor in weights_left.values())
     del proto, light, weights, weights_left, model
     gc.collect()  # graphs are cycles, and a single tensor left holds the memory of the whole file
-    return ImportedModel(mod, inputs, outputs, notes, constant_bytes)
+    return ImportedModel(mod, inputs, outputs, notes, constant_bytes, unbounded)
 
 
 def _input_dtypes(model: onnx.ModelProto) -> dict[str, str]:
     dtypes = {}
+    _check_tensors("input", runtime_inputs(model))
+    _check_tensors("output", model.graph.output)
     for value in runtime_inputs(model):
-        if not value.type.HasField("tensor_type"):
-            kind = str(value.type.WhichOneof("value")).removesuffix("_type")
-            raise ModelError(f"input {value.name!r} is a {kind}; only tensors can be compiled")
         element = ir.DataType(value.type.tensor_type.elem_type)
         if element == ir.DataType.STRING:
             raise ModelError(f"input {value.name!r} holds strings; convert them outside the model")
         dtypes[value.name] = element.numpy().name
     return dtypes
+
+
+def _check_tensors(what: str, values: Iterable[onnx.ValueInfoProto]) -> None:
+    """Raises ModelError: one of them is known to be something else."""
+    for value in values:
+        kind = str(value.type.WhichOneof("value") or "tensor_type").removesuffix("_type")
+        if kind != "tensor":
+            raise ModelError(f"{what} {value.name!r} is a {kind}; only tensors can be compiled")
 
 
 def _to_ir(model: onnx.ModelProto) -> ir.Model:
@@ -137,13 +151,14 @@ def _to_ir(model: onnx.ModelProto) -> ir.Model:
         raise ModelError(f"the model is not valid ONNX: {one_line(cause)}") from error
 
 
-def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> IRModule:
-    """The Relax module of `model`, whose initialisers are `weights`."""
+def _to_relax(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> tuple[IRModule, str]:
+    """The Relax module of `model`, whose initialisers are `weights`, and the first of its nodes
+    that makes as much as data say."""
     model.graph.initializers.clear()
     importer = Importer(weights)
     try:
         proto = ir.to_proto(model)
-        return importer.from_onnx(proto.graph, onnx_opset(proto))
+        return importer.from_onnx(proto.graph, onnx_opset(proto)), importer.unbounded
     except ModelError:
         raise
     except (ConversionError, Exception) as error:

@@ -19,6 +19,7 @@ from tvm_ext.tvm_api import (
     constant_array,
     relax,
     static_extents,
+    te,
     tirx,
     tvm,
 )
@@ -36,6 +37,8 @@ class Importer(ONNXGraphImporter):
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.at = "the graph"
         self.in_block = False
+        self.unbounded = ""
+        """The first node that makes as much as data say."""
         self._weights = weights
         self._found: dict[Any, Any] = {}
         """Extents that data say, by the tensors of one number that say them."""
@@ -45,14 +48,20 @@ class Importer(ONNXGraphImporter):
             self.at = f"constant {name!r} of shape {tuple(tensor.shape)}"
             self._nodes[name] = relax.const(_tensor(tensor.numpy()))
 
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Nothing: `unsupported` has said what is, and knows which operators are read here."""
+
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         self.in_block = True
         for node in graph.node:
             self.at = f"{node.op_type} (node {node.name!r})"
             super()._construct_nodes(SimpleNamespace(node=[node]))
             for name in filter(None, node.output):
-                extents = static_extents(getattr(self._nodes.get(name), "ty", None)) or ()
-                if min(extents, default=0) < 0:
+                kind = getattr(self._nodes.get(name), "ty", None)
+                extents = static_extents(kind)
+                if extents is None and isinstance(kind, relax.TensorType):
+                    self.unbounded = self.unbounded or self.at
+                if min(extents or (), default=0) < 0:
                     raise ValueError(f"its result {name!r} would be of shape {extents}")
 
     def _convert_operator(
@@ -66,6 +75,8 @@ class Importer(ONNXGraphImporter):
                 equation = attrs["equation"]
                 text = equation.decode() if isinstance(equation, bytes) else str(equation)
                 return self.bb.normalize(relax.op.einsum(relax.Tuple(list(inputs)), text))
+            if op_name == "BitCast":
+                return self.bb.normalize(_bits(self.bb, inputs[0], attrs["to"]))
             if op_name == "Gather":
                 data, indices = inputs
                 taken = _gathered(data, indices, attrs.get("axis", 0))
@@ -131,6 +142,22 @@ class Importer(ONNXGraphImporter):
         shape = self.bb.emit(relax.op.tensor_to_shape(given))
         self.bb.match_cast(shape, relax.ShapeType([extent]))
         return extent
+
+
+def _bits(builder: Any, x: Any, to: int) -> Any:
+    """The bits of x as elements of another type of as many; a truth value is a byte, 0 or 1."""
+    if str(x.ty.dtype.dtype) == "bool":
+        return _bits(builder, builder.emit(relax.op.astype(x, "uint8")), to)
+    if to == ir.DataType.BOOL:
+        return relax.op.astype(x, "bool")
+    dtype = ir.DataType(to).numpy().name
+
+    def kernel(source: Any) -> Any:
+        return te.compute(
+            source.shape, lambda *at: tirx.reinterpret(dtype, source(*at)), name="bits"
+        )
+
+    return builder.emit_te(kernel, x, primfunc_name_hint="bits")
 
 
 def _gathered(data: Any, indices: Any, axis: int) -> Any:

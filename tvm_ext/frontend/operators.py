@@ -44,6 +44,8 @@ READ: dict[str, dict[str, tuple[object, ...]]] = {
 }
 # It divides this one by 6, where ONNX's own definition multiplies: 6 % of a layer before it.
 RESTATED = {"HardSwish"}
+OURS = {"BitCast", "If"}
+"""Operators that `importer` reads, or TVM's apart from the others."""
 
 # The importer looks at names alone. These it means in Microsoft's domain (and `Gelu` in both).
 MICROSOFT_ONLY = {"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu"}
@@ -193,7 +195,7 @@ def _schema_functions(graph: onnx.GraphProto, opset: int) -> list[str]:
     names = {
         node.op_type
         for node in standard_nodes(graph)
-        if not _is_importable("", node.op_type) or _needs_more_outputs(node)
+        if not _is_importable("", node.op_type) or _is_more(node)
     }
     schemas = {
         name: onnx.defs.get_schema(name, opset) for name in names if onnx.defs.has(name, opset)
@@ -213,8 +215,11 @@ def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
             node.attribute.append(attribute.default_value)
 
 
-def _needs_more_outputs(node: onnx.NodeProto) -> bool:
-    """Mean and deviation of a layer norm, which the importer leaves out."""
+def _is_more(node: onnx.NodeProto) -> bool:
+    """Mean and deviation of a layer norm, which the importer leaves out, and casts that do not
+    saturate, of which onnxscript makes such as do."""
+    if node.op_type == "CastLike":
+        return any(one.name == "saturate" and not one.i for one in node.attribute)
     return node.op_type == "LayerNormalization" and any(node.output[1:])
 
 
@@ -230,4 +235,4 @@ def _is_importable(domain: str, op_type: str) -> bool:
 def _convert_map() -> frozenset[str]:
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return (frozenset(_get_convert_map()) | {"If"}) - RESTATED
+    return (frozenset(_get_convert_map()) | OURS) - RESTATED

@@ -9,16 +9,15 @@ training leaves them in floats) are rounded here.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.frontend.affine import add_initialiser, constant_of, int_of
+from tvm_ext.frontend.narrow_types import HELD
 
-INTEGERS = frozenset(
-    getattr(ir.DataType, name)
-    for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
-)
-"""Types of quantised tensors."""
+INTEGERS = frozenset(ir.DataType[name] for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32"))
+"""Types of quantised tensors, besides those of `HELD`."""
 
 
 def fold_quantised(graph: ir.Graph) -> None:
@@ -38,27 +37,40 @@ def fold_quantised(graph: ir.Graph) -> None:
 
 def _dequantised(node: ir.Node) -> np.ndarray | None:
     """(x - point) * scale"""
-    given = _operands(node)
-    if given is None or node.inputs[0] is None or node.inputs[0].dtype not in INTEGERS:
+    given, quantised = _operands(node), node.inputs[0]
+    if given is None or quantised is None or quantised.dtype not in INTEGERS | HELD.keys():
         return None
     x, scale, point = given
-    wide = x.astype(np.int64) - (0 if point is None else point.astype(np.int64))
+    wide = np.dtype(np.float32 if quantised.dtype.is_floating_point() else np.int64)
+    steps = x.astype(wide)
+    steps = steps if point is None else np.subtract(steps, point.astype(wide))
     floats = np.result_type(scale.dtype, np.float32)  # a bias is more than 16 bits hold
-    return (wide.astype(floats) * scale.astype(floats)).astype(scale.dtype)
+    result = steps.astype(floats) * scale.astype(floats)
+    return result.astype(_stated(node, scale.dtype))
 
 
 def _quantised(node: ir.Node) -> np.ndarray | None:
-    """round(x / scale) + point, within the type of the point"""
+    """round(x / scale) + point, within the type of the point; of narrow floats the nearest."""
     given = _operands(node)
-    if given is None or set(node.attributes) & {"output_dtype", "precision", "saturate"}:
+    if given is None or "precision" in node.attributes:
         return None
     x, scale, point = given
-    dtype = np.dtype(np.uint8) if point is None else point.dtype
-    if dtype.kind not in "iu":
-        return None
-    limits = np.iinfo(dtype)
+    dtype = point.dtype if point is not None else _stated(node, np.dtype(np.uint8))
+    if ir.DataType.from_numpy(dtype).is_floating_point():
+        floats = np.asarray(x / scale, np.float32)
+        floats = floats if point is None else floats + point.astype(np.float32)
+        ends = ml_dtypes.finfo(dtype)
+        saturates = int_of(node, "saturate", 1)
+        return (np.clip(floats, ends.min, ends.max) if saturates else floats).astype(dtype)
     steps = np.rint(x / scale) + (0 if point is None else point.astype(np.int64))
+    limits = ml_dtypes.iinfo(dtype)
     return np.clip(steps, limits.min, limits.max).astype(dtype)
+
+
+def _stated(node: ir.Node, usual: np.dtype) -> np.dtype:
+    """The type that a node says its result is of; the usual one if it says none."""
+    stated = int_of(node, "output_dtype", 0)
+    return ir.DataType(stated).numpy() if stated else usual
 
 
 def _operands(node: ir.Node) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:

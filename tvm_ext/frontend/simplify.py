@@ -24,8 +24,11 @@ from tvm_ext.frontend.counted import Unbounded
 from tvm_ext.frontend.counted_graph import bound_counts, has_counts
 from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
+from tvm_ext.frontend.narrow import hold_wider
+from tvm_ext.frontend.narrow_types import has_narrow
 from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.nodes import filler_of, opset_of
+from tvm_ext.frontend.nothing import leave_out_nothing
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, tidy
@@ -66,9 +69,14 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     unpack_weights(model.graph)
     fold_quantised(model.graph)
     _drop_dropout(model.graph)
+    if has_narrow(model.graph):
+        model = _attempt("constant folding", fold, model, notes)
+        fold_quantised(model.graph)
+        hold_wider(model)
     for _ in range(ROUNDS):
         before = len(model.graph)
         model = _attempt("constant folding", fold, model, notes)
+        leave_out_nothing(model.graph)
         unrolled = unroll_loops(model.graph) | unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)

@@ -26,6 +26,7 @@ from tvm_ext.tvm_api import (
     ir,
     op_name,
     relax,
+    static_extents,
     tvm,
 )
 from tvm_ext.tvm_pairs import HALF
@@ -39,8 +40,8 @@ WIDENED = "tvm_ext.widened"
 @tvm.transform.module_pass(opt_level=0, name="Widen")
 @dataclass(frozen=True)
 class Widen:
-    """Widens functions that run straight through and consist of operators, and of kernels, which
-    are given what they were written for."""
+    """Widens functions that run straight through and consist of operators on tensors of known
+    extents, and of kernels, which are given what they were written for."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without arithmetic on 16 bits, before any other pass."""
@@ -54,9 +55,16 @@ class Widen:
 
 def _is_plain(function: Any) -> bool:
     """Whether there are halves in a function, and nothing but what can be widened."""
-    if not any(_has_halves(one.ty) for one in _tensors(function)):
+    tensors = _tensors(function)
+    if not any(_has_halves(one.ty) for one in tensors) or not all(map(_is_static, tensors)):
         return False
     return all(_is_known(getattr(binding, "value", None)) for binding in _bindings(function))
+
+
+def _is_static(value: Any) -> bool:
+    """Whether no extent of a value is what data say: TVM lowers no cast of such a one."""
+    ty = value.ty
+    return not isinstance(ty, relax.TensorType) or static_extents(ty) is not None
 
 
 def _bindings(function: Any) -> list[Any]:

@@ -10,17 +10,17 @@ import pytest
 from steps import steps
 
 from tvm_ext.graph.widen import Widen
-from tvm_ext.tvm_api import IRModule, constant, relax, topi
+from tvm_ext.tvm_api import IRModule, constant, relax, tirx, topi
 
 op = relax.op
 Emit = Callable[[Any], Any]
 WEIGHT = constant(np.random.default_rng(0).standard_normal((8, 8)).astype("float16"))
 
 
-def module(build: Callable[[Any, Any], Any], dtype: str = "float16") -> IRModule:
-    """A function of one tensor [4, 8]; `build` is given the builder and that."""
+def module(build: Callable[[Any, Any], Any], dtype: str = "float16", rows: Any = 4) -> IRModule:
+    """A function of one tensor [rows, 8]; `build` is given the builder and that."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 8), dtype))
+    x = relax.Var("x", relax.TensorType((rows, 8), dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             result = builder.emit_output(build(builder, x))
@@ -47,6 +47,23 @@ def test_a_chain_is_widened_once() -> None:
     assert wide["main"].ret_ty == mod["main"].ret_ty
     assert [param.ty for param in wide["main"].params] == [p.ty for p in mod["main"].params]
     assert wide["main"].attrs["global_symbol"] == "main"
+
+
+def test_open_batches_are_widened() -> None:
+    wide = Widen()(module(gelu_of_product, rows=tirx.Var("n", "int64")))
+    assert steps(wide) == ["astype", "matmul", "add", "gelu", "astype"]
+
+
+def test_what_data_say_the_extent_of_is_left_alone() -> None:
+    def build(builder: Any, x: Any) -> Any:
+        flat = builder.emit(op.reshape(x, (32,)))
+        places = builder.emit(op.nonzero(builder.emit(op.astype(flat, "bool"))))
+        kind = relax.TensorType((1, tirx.Var("found", "int64")), "int64")
+        known = builder.match_cast(places, kind)
+        return builder.emit(op.take(flat, builder.emit(op.squeeze(known, [0])), axis=0))
+
+    mod = module(build)
+    assert steps(Widen()(mod)) == steps(mod)
 
 
 def test_casts_in_between_vanish() -> None:

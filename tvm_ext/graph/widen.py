@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.graph.layout_rules import with_attrs
+from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.steps import TIR_CALL
+from tvm_ext.tir.symbolic import symbols_of
 from tvm_ext.tvm_api import (
     GenericConst,
     IRModule,
     array_of,
     constant,
+    extents_of,
     ir,
     op_name,
     relax,
-    static_extents,
     tvm,
 )
 from tvm_ext.tvm_pairs import HALF
@@ -40,8 +42,8 @@ WIDENED = "tvm_ext.widened"
 @tvm.transform.module_pass(opt_level=0, name="Widen")
 @dataclass(frozen=True)
 class Widen:
-    """Widens functions that run straight through and consist of operators on tensors of known
-    extents, and of kernels, which are given what they were written for."""
+    """Widens functions that run straight through and consist of operators, and of kernels, which
+    are given what they were written for, on tensors whose extents are known or an input's."""
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module without arithmetic on 16 bits, before any other pass."""
@@ -55,16 +57,19 @@ class Widen:
 
 def _is_plain(function: Any) -> bool:
     """Whether there are halves in a function, and nothing but what can be widened."""
-    tensors = _tensors(function)
-    if not any(_has_halves(one.ty) for one in tensors) or not all(map(_is_static, tensors)):
+    tensors, told = _tensors(function), frozenset(input_symbols(function))
+    if not any(_has_halves(one.ty) for one in tensors):
+        return False
+    if not all(_is_told(one.ty, told) for one in tensors):
         return False
     return all(_is_known(getattr(binding, "value", None)) for binding in _bindings(function))
 
 
-def _is_static(value: Any) -> bool:
-    """Whether no extent of a value is what data say: TVM lowers no cast of such a one."""
-    ty = value.ty
-    return not isinstance(ty, relax.TensorType) or static_extents(ty) is not None
+def _is_told(ty: Any, told: frozenset[Any]) -> bool:
+    """Whether inputs tell all extents: TVM lowers no cast of a tensor of which data say one."""
+    if not isinstance(ty, relax.TensorType):
+        return True
+    return ty.shape is not None and told.issuperset(symbols_of(extents_of(ty)))
 
 
 def _bindings(function: Any) -> list[Any]:

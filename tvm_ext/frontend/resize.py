@@ -9,8 +9,9 @@ rewrite:
     of what lies outside of x              =>  Where(inside, ..., extrapolation_value)
 
 Interpolation is the same sum of elements for every row of an axis. A sum of gathers is one kernel,
-of both axes; a product takes every element of an axis, but many at once. Whole factors to nearest
-elements stay one operator: `i * in // out`, in integers.
+of both axes; a product takes every element of an axis, but many at once (and makes no number of
+what has no share in an infinity). Whole factors to nearest elements stay one operator: `i * in //
+out`, in integers.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ from tvm_ext.frontend.resize_axes import (
 
 DENSE = 8
 """Elements that a product takes in the time of one that is gathered."""
-
-
 MORE = ("axes", "antialias", "keep_aspect_ratio_policy")
 """Attributes that TVM's importer does not know."""
 REPEATED = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -104,11 +103,7 @@ def _stated(op: Any, x: ir.Value, y: ir.Value, axes: Sequence[Along], **places: 
     stated = {name: attribute.value for name, attribute in given.items() if name not in MORE}
     if len(stated) == len(given) and places.items() <= stated.items():
         return None
-    extents, scales = extents_of(x), np.ones(len(x.shape or ()), np.float32)
-    for along in axes:
-        scales[along.axis] = along.scale
-    if not extents:
-        return op.Resize(x, None, constant(op, f"{y.name}_scales", scales), **stated | places)
+    extents = extents_of(x)
     for along in axes:
         extents[along.axis] = along.size
     sizes = constant(op, f"{y.name}_sizes", np.array(extents, np.int64))
@@ -133,7 +128,7 @@ def _interpolated(
     """Along one axis after another, those first that become smallest; half floats as floats."""
     node = node_of(y)
     cubic = node.attributes.get_float("cubic_coeff_a", -0.75)
-    filter_ = Filter(
+    mixed = Filter(
         cubic if text_of(node, "mode", "nearest") == "cubic" else None,
         antialias=int_of(node, "antialias", 0) == 1,
         exclude_outside=int_of(node, "exclude_outside", 0) == 1,
@@ -143,7 +138,7 @@ def _interpolated(
     value = op.Cast(x, to=ir.DataType.FLOAT) if narrow else x
     order = sorted(zip(axes, at, strict=True), key=lambda one: one[0].size / one[0].extent)
     for along, place in order:
-        value = _summed(op, value, x, y, along, filter_.shares(along, place).astype(kind))
+        value = _summed(op, value, x, y, along, mixed.shares(along, place).astype(kind))
     return op.Cast(value, to=x.dtype) if narrow else value
 
 

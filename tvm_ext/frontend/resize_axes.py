@@ -7,12 +7,13 @@ neighbours, the last bit of a float decides which of them is the nearest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.frontend.affine import constant_of, int_of, text_of
+from tvm_ext.frontend.nodes import extents_of
 
 PLACES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 SYMMETRIC, CROP = "half_pixel_symmetric", "tf_crop_and_resize"
@@ -36,6 +37,11 @@ class Along(NamedTuple):
     end: np.float32
 
     @property
+    def is_copied(self) -> bool:
+        """Whether nothing is changed."""
+        return self.size == self.extent and self[3:] == (1, 0, 1)
+
+    @property
     def length(self) -> np.float32:
         """The extent that the scale gives, before it is rounded to `size`."""
         exact, size = np.float32(self.extent) * self.scale, np.float32(self.size)
@@ -49,29 +55,28 @@ class Along(NamedTuple):
 
 def resized_axes(node: ir.Node) -> tuple[Along, ...] | None:
     """The axes along which a `Resize` is more than a copy; None where they are not known."""
-    x = node.inputs[0]
+    shape = [] if node.inputs[0] is None else extents_of(node.inputs[0])
     roi, scales, sizes = (_numbers(node, place) for place in (1, 2, 3))
     transform = text_of(node, "coordinate_transformation_mode", "half_pixel")
     known = transform in (*PLACES, SYMMETRIC, CROP)
-    if x is None or x.shape is None or scales is None or sizes is None or not known:
+    if not known or min(shape, default=0) < 1 or scales is None or sizes is None:
         return None
-    rank, listed = len(x.shape), node.attributes.get("axes")
-    axes = list(range(rank)) if listed is None else [axis % rank for axis in listed.as_ints()]
-    parts = np.repeat([[0], [1]], len(axes), axis=1).astype(np.float32)
+    listed = node.attributes.get_ints("axes", range(len(shape)))
+    axes = [axis % len(shape) for axis in listed]
+    extents = [shape[axis] for axis in axes]
+    targets = _by_scales(extents, scales) if scales.size else _by_sizes(node, extents, sizes)
+    if len(targets) != len(axes):
+        return None
+    parts = np.repeat([[0], [1]], len(axes), axis=1)
     if transform == CROP:
         if roi is None or roi.size != parts.size:
             return None
-        parts = roi.astype(np.float32).reshape(parts.shape)
-    extents = [x.shape[axis] for axis in axes]
-    targets = _by_scales(extents, scales) if scales.size else _by_sizes(node, extents, sizes)
-    found = []
-    for axis, extent, (size, scale), part in zip(axes, extents, targets, parts.T, strict=False):
-        if scale == 1 and size == extent and tuple(part) == (0, 1):
-            continue
-        if not isinstance(extent, int) or not isinstance(size, int) or not extent or not size:
-            return None
-        found.append(Along(axis, extent, size, scale, *part))
-    return tuple(found) if len(targets) == len(axes) else None
+        parts = roi.reshape(parts.shape)
+    asked = zip(axes, extents, targets, parts.T.astype(np.float32), strict=True)
+    found = [Along(axis, extent, *target, *part) for axis, extent, target, part in asked]
+    if any(along.size < 1 for along in found):
+        return None
+    return tuple(along for along in found if not along.is_copied)
 
 
 def is_old(node: ir.Node) -> bool:
@@ -82,8 +87,7 @@ def is_old(node: ir.Node) -> bool:
 
 def are_planes(node: ir.Node, axes: Sequence[Along]) -> bool:
     """Whether TVM knows such tensors, and these axes are not those of images and channels."""
-    x = node.inputs[0]
-    rank = 0 if x is None or x.shape is None else len(x.shape)
+    rank = 0 if node.inputs[0] is None else len(extents_of(node.inputs[0]))
     return 3 <= rank <= 5 and all(along.axis >= 2 for along in axes)
 
 
@@ -115,20 +119,16 @@ def _numbers(node: ir.Node, place: int) -> np.ndarray | None:
     return np.zeros(0, np.float32) if value is None else constant_of(value)
 
 
-def _by_scales(extents: Sequence[Any], scales: np.ndarray) -> list[tuple[Any, np.float32]]:
-    """For each axis its new extent, as far as it is known, and the factor."""
-    return [
-        (int(np.float32(extent) * scale) if isinstance(extent, int) else extent, scale)
-        for extent, scale in zip(extents, scales.astype(np.float32), strict=False)
-    ]
+def _by_scales(extents: Sequence[int], scales: np.ndarray) -> list[tuple[int, np.float32]]:
+    """For each axis its new extent, and the factor."""
+    pairs = zip(extents, scales.astype(np.float32), strict=False)
+    return [(int(np.float32(extent) * scale), scale) for extent, scale in pairs]
 
 
 def _by_sizes(
-    node: ir.Node, extents: Sequence[Any], sizes: np.ndarray
-) -> list[tuple[Any, np.float32]]:
-    """The same of sizes that are given; nothing where extents are open."""
-    if not all(isinstance(extent, int) and extent for extent in extents):
-        return []
+    node: ir.Node, extents: Sequence[int], sizes: np.ndarray
+) -> list[tuple[int, np.float32]]:
+    """The same of sizes that are given, or of those that leave all factors one."""
     pairs = list(zip(sizes.tolist(), extents, strict=False))
     factors = [np.float32(size) / np.float32(extent) for size, extent in pairs]
     policy = POLICIES.get(text_of(node, "keep_aspect_ratio_policy", "stretch"))

@@ -229,11 +229,6 @@ def test_all_unsupported_operators_are_listed_with_their_nodes() -> None:
             {"training": np.array(True)},
             "in training mode",
         ),
-        (
-            helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear"),
-            {"s": np.array([1, 1, 0.5, 0.5], np.float32)},
-            "no whole number",
-        ),
         (helper.make_node("Expand", ["x", "s"], ["y"]), {}, "from input 's', which is no constant"),
     ],
 )
@@ -245,6 +240,19 @@ def test_what_the_importer_would_get_wrong_is_refused(
         inputs.append(value("s", 4, dtype=TensorProto.INT64))
     model = make_model([node], inputs, ["y"], constants)
     import_error(model, f"{node.op_type}", part, "node 'y'")
+
+
+def test_resizes_that_cannot_be_compiled_are_named() -> None:
+    half = {"s": np.array([1, 1, 0.5, 0.5], np.float32)}
+    resize = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
+    bytes_ = value("x", 1, 2, 5, 5, dtype=TensorProto.UINT8)
+    model = make_model([resize], [bytes_], [value("y", dtype=TensorProto.UINT8)], half)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    import_error(model, "Resize of other than floats", "node 'y'")
+    upsample = helper.make_node("Upsample", ["x", "s"], ["y"])
+    inputs = [value("x", 1, 2, 5, 5), value("s", 4)]
+    model = make_model([upsample], inputs, ["y"], opset=9)
+    import_error(model, "takes 'scales' from input 's', which is no constant", "node 'y'")
 
 
 def test_an_error_inside_the_importer_names_the_node(capfd: pytest.CaptureFixture[str]) -> None:

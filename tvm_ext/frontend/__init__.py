@@ -20,10 +20,11 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             narrow_casts takes others to them, narrow_quantised by scales and by blocks
             nothing: tensors of no elements left out
             depth_to_space: channels in the order in which pixels are taken from them
-            nearest: the neighbours that Resize takes, in integers
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
             dead_taps, readable, element_types, fourier, deformed, moved, pooled, products and
             tensor_scatter, which ask and write by nodes
+            resize: Resize and Upsample, in the end; `resize_axes`: what they ask of each axis,
+            and whether TVM reads it; nearest: the neighbours they take; interpolate: or mix
 counted     extents that data say: `counted_graph` bounds them all, by rules for what operators make
             of rows that mean nothing (`counted_rules`, `counted_places`), shapes worked out number
             by number (`counted_numbers`), and no more found than is read (`counted_demand`)

@@ -16,14 +16,17 @@ from onnx.version_converter import convert_version
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.counted import DOMAIN
 from tvm_ext.frontend.load import STANDARD, one_line, onnx_opset, standard_nodes
+from tvm_ext.frontend.resize_axes import AS_BEFORE, CROP, PLACES, misread
 
 CONVERTED_OPSET = 13
 
 # Below 7 broadcasting was an attribute, which the importer does not read; these operators it
 # reads from the given operator set on.
 BROADCAST_OPSET = 7
-FIRST_OPSET = {"Slice": 10, "TopK": 11, "Resize": 11, "MaxUnpool": 11, "Upsample": 9}
-FIRST_OPSET |= {"LpNormalization": 13}
+FIRST_OPSET = {"Slice": 10, "TopK": 11, "MaxUnpool": 11, "Upsample": 9, "LpNormalization": 13}
+
+# From this one on a `Resize` says where its elements lie.
+PLACED_OPSET = 11
 
 # Attributes of which the importer reads these values right, and others silently wrong.
 READ: dict[str, dict[str, tuple[object, ...]]] = {
@@ -31,13 +34,7 @@ READ: dict[str, dict[str, tuple[object, ...]]] = {
     "ConvTranspose": {"output_shape": ()},
     "Resize": {
         "antialias": (0,),
-        "coordinate_transformation_mode": (
-            "half_pixel",
-            "pytorch_half_pixel",
-            "align_corners",
-            "asymmetric",
-            "tf_crop_and_resize",
-        ),
+        "coordinate_transformation_mode": (*PLACES, CROP),
     },
     "RoiAlign": {"mode": ("avg",)},
     "SpaceToDepth": {"mode": ("DCR",)},
@@ -81,8 +78,20 @@ def modernise(model: onnx.ModelProto) -> onnx.ModelProto:
                 f"operators of ONNX opset {opset} ({', '.join(old)}) cannot be converted to opset "
                 f"{CONVERTED_OPSET}: {one_line(error)}; export with that opset or a newer one"
             ) from None
+        if opset < PLACED_OPSET:
+            _keep_places(model.graph)
         opset = CONVERTED_OPSET
     return _inline(model, opset)
+
+
+def _keep_places(graph: onnx.GraphProto) -> None:
+    """Mark each `Resize` that was converted as one of elements at their old places; in place.
+
+    onnx leaves them to the defaults, which are others than those from before.
+    """
+    for node in standard_nodes(graph):
+        if node.op_type == "Resize":
+            node.attribute.append(helper.make_attribute("nearest_mode", AS_BEFORE))
 
 
 def _inline(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -159,8 +168,8 @@ def _misread(node: ir.Node) -> str:
             return " of integers"
         case "ReduceMax" | "ReduceMin" if kind == ir.DataType.BOOL:
             return " of booleans"
-        case "Resize" if len(constants) > 2 and _rounds(node, constants[2]):
-            return " with scales that give no whole number of elements"
+        case "Resize" | "Upsample":
+            return misread(node)
         case "SequenceInsert" if len(constants) > 2:
             position = constants[2]
             if position is None or (position.numpy() < 0).any():
@@ -168,16 +177,6 @@ def _misread(node: ir.Node) -> str:
         case "TopK" if kind == ir.DataType.UINT64:
             return " of uint64"
     return ""
-
-
-def _rounds(resize: ir.Node, scales: ir.TensorProtocol | None) -> bool:
-    """Whether a `Resize` that interpolates rounds the extents that its scales give."""
-    mode = resize.attributes.get("mode")
-    shape = None if resize.inputs[0] is None else resize.inputs[0].shape
-    if mode is None or mode.value == "nearest" or shape is None or not shape.is_static():
-        return False
-    extents = [] if scales is None else (scales.numpy() * shape.numpy()).tolist()
-    return not all(0 <= extent - round(extent) < 1e-4 for extent in extents)
 
 
 def _fits(operand: ir.Value | None, source: ir.Value | None) -> bool:

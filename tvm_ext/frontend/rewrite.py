@@ -8,6 +8,7 @@ whole graph at every node, and slices are read in place where the parts of a spl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from itertools import count
 from typing import Any
@@ -24,7 +25,6 @@ def rewrite(model: ir.Model) -> bool:
     Rules name what they make after what they read, so two that read the same make two constants of
     one name, of which onnxscript keeps the later one; here each keeps a name of its own.
     """
-    from onnxscript.rewriter import RewritePass
     from onnxscript.rewriter.rules import common as rules
 
     from tvm_ext.frontend import (
@@ -87,7 +87,25 @@ def rewrite(model: ir.Model) -> bool:
         rules.remove_optional_bias_from_conv_transpose_rule,
         rules.remove_optional_bias_from_gemm_rule,
     )
-    modified = bool(RewritePass([*map(_by_root, chosen)])(model).modified)
+    return _apply(chosen, model)
+
+
+def settle_resizes(model: ir.Model) -> None:
+    """Restates what TVM's importer would take for another `Resize`, in place; shapes are known."""
+    if not any(node.op_type in ("Resize", "Upsample") for node in model.graph.all_nodes()):
+        return
+    from tvm_ext.frontend import resize
+
+    _apply(resize.old, model)
+    _apply(resize.rules, model)
+    tidying.LiftSubgraphInitializersToMainGraphPass()(model)
+
+
+def _apply(rules: Iterable[Any], model: ir.Model) -> bool:
+    """Applies rules to a model, in place; whether one applied."""
+    from onnxscript.rewriter import RewritePass
+
+    modified = bool(RewritePass([*map(_by_root, rules)])(model).modified)
     _name_apart(model.graph)
     return modified
 

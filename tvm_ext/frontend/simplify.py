@@ -26,12 +26,11 @@ from tvm_ext.frontend.depth_to_space import order_channels
 from tvm_ext.frontend.load import one_line
 from tvm_ext.frontend.narrow import hold_wider
 from tvm_ext.frontend.narrow_types import has_narrow
-from tvm_ext.frontend.nearest import settle_nearest
 from tvm_ext.frontend.nodes import filler_of, opset_of
 from tvm_ext.frontend.nothing import leave_out_nothing
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
-from tvm_ext.frontend.rewrite import rewrite, tidy
+from tvm_ext.frontend.rewrite import rewrite, settle_resizes, tidy
 from tvm_ext.frontend.unroll import unroll
 from tvm_ext.frontend.unroll_loops import unroll_loops
 
@@ -40,7 +39,15 @@ LARGEST_CONSTANT = 1 << 28
 
 ROUNDS = 4
 """Times that a model is folded at most; more than once only if shapes are left to be known."""
-TAKES_SHAPE = {"Expand": 1, "Pad": 1, "Reshape": 1, "Resize": 2, "Slice": 1, "Tile": 1}
+TAKES_SHAPE = {
+    "Expand": 1,
+    "Pad": 1,
+    "Reshape": 1,
+    "Resize": 1,
+    "Slice": 1,
+    "Tile": 1,
+    "Upsample": 1,
+}
 """Operators with operands that are shapes, or worked out from shapes; the first of those."""
 
 
@@ -92,7 +99,8 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         model = _attempt("graph clean-up", clean, model, notes)
     try:
         _drop_empty(model.graph)
-        settle_nearest(model.graph)
+        with quiet():
+            settle_resizes(model)
         order_channels(model.graph)
         _multiply_before_erf(model.graph)
         _widen_expand(model.graph)

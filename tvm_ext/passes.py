@@ -49,6 +49,7 @@ from tvm_ext.graph.multiply_bytes import MultiplyBytes
 from tvm_ext.graph.multiply_halves import MultiplyHalves, Precision
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
+from tvm_ext.graph.pool_axes import PoolAxes
 from tvm_ext.graph.pool_squares import PoolSquares
 from tvm_ext.graph.quantise_early import QuantiseEarly
 from tvm_ext.graph.read_planes import ReadPlanes
@@ -106,6 +107,7 @@ __all__ = [
     "Normalise",
     "Plan",
     "PlanMemory",
+    "PoolAxes",
     "PoolSquares",
     "QuantiseEarly",
     "ReadPlanes",
@@ -195,6 +197,7 @@ def graph_passes(
         KeepBytes(),
         LookUpBytes(hardware),
         AddBytes(hardware),
+        PoolAxes(predict_us),
         *pooled,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),

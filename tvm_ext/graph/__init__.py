@@ -26,6 +26,7 @@ In the order the pipeline runs them:
   multiply_halves  products and convolutions in bfloat16, two elements at a time, on request
   keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes;
                  look_up_bytes: functions of a byte are tables
+  pool_axes      max pools along one axis after another
   pool_squares   means of squares over windows, without writing the squares
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
   fold           constants worked out in numpy: layouts, shape arithmetic

@@ -62,14 +62,16 @@ NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on
 def without_collections() -> Iterator[None]:
     """Garbage is left to reference counts meanwhile, and to those who know that there is some:
     looking for cycles among a compile's many objects took 5 % of its time. They look among what is
-    made meanwhile only."""
-    enabled = gc.isenabled()
+    made meanwhile only, or since a caller's own `gc.freeze`, which stays."""
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
-    gc.freeze()
+    if not frozen:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
@@ -118,6 +120,7 @@ def _all_lowered(mod: IRModule) -> IRModule:
         ) from error
 
 
+@without_collections()
 def lower(
     model: Any,
     target: Any,

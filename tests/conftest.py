@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import tempfile
@@ -24,12 +23,6 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in FOLDERS]
 import pytest  # noqa: E402
 
 from tvm_ext.hardware.model import HardwareModel  # noqa: E402
-
-
-def pytest_collection_finish() -> None:
-    """Compiles look for cycles of garbage, by name: not among all that tests have imported."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

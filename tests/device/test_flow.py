@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import signal
@@ -390,26 +389,3 @@ def test_ctrl_c_compiles_the_best_so_far(model: Path, tmp_path: Path) -> None:
     assert any("interrupted" in note for note in tuned.manifest.notes)
     assert "log" in {group.source for group in tuned.manifest.groups}
     assert_close(tuned(X), reference(model))
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_is_looked_for_as_before_a_compile(enabled: bool) -> None:
-    """What a caller has frozen stays so, and nothing else is."""
-    was, frozen = gc.isenabled(), gc.get_freeze_count()
-    try:
-        for own in (gc.freeze, gc.unfreeze):
-            own()
-            count = gc.get_freeze_count()
-            (gc.enable if enabled else gc.disable)()
-            with flow.without_collections():
-                assert not gc.isenabled()
-                assert gc.get_freeze_count() > 0
-                with flow.without_collections():
-                    pass
-                assert gc.get_freeze_count() > 0
-            assert gc.isenabled() == enabled
-            assert (gc.get_freeze_count() > 0) == (count > 0)
-    finally:
-        (gc.enable if was else gc.disable)()
-        if frozen:
-            gc.freeze()

@@ -64,5 +64,5 @@ def test_what_takes_less_time_is_turned(
 
 def test_axes_that_strides_shorten_are_first() -> None:
     windows = (Window(5), Window(5, stride=2))
-    first, last = in_turn((1, 3, 20, 20), windows, "NCHW", "HW")
+    first, last = in_turn((1, 3, 20, 20), windows, [2, 3])
     assert (first, last) == ((Window(), windows[1]), (windows[0], Window()))

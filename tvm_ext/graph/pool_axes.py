@@ -78,45 +78,34 @@ class _Rewriter(relax.PyExprMutator):
         layout, dtype = str(call.attrs.layout), str(call.ty.dtype.dtype)
         shape = static_extents(call.args[0].ty)
         assert shape is not None
-        names = POOLS[op_name(call)]
-        if not self._pays(shape, dtype, windows, layout, names):
+        axes = [layout.index(name) for name in POOLS[op_name(call)]]
+        steps = in_turn(shape, windows, axes)
+        parts, source = 0.0, shape
+        for step in steps:
+            parts += self._predict_us(pool_function(source, dtype, step, layout))
+            source = results(source, step, axes)
+        if GAIN * parts >= self._predict_us(pool_function(shape, dtype, windows, layout)):
             return call
         pool, value = getattr(relax.op.nn, op_name(call).removeprefix("relax.nn.")), call.args[0]
-        for step in in_turn(shape, windows, layout, names):
+        for step in steps:
             sizes, strides, dilation, before, after = map(list, zip(*step, strict=True))
             made = pool(value, sizes, strides, before + after, dilation, False, False, layout)
             value = self.builder_.emit(made)
         return value
 
-    def _pays(
-        self, shape: tuple[int, ...], dtype: str, windows: Windows, layout: str, names: str
-    ) -> bool:
-        axes = [layout.index(name) for name in names]
-        parts, source = 0.0, shape
-        for step in in_turn(shape, windows, layout, names):
-            parts += self._predict_us(pool_function(source, dtype, step, layout, names))
-            source = results(source, step, axes)
-        whole = pool_function(shape, dtype, windows, layout, names)
-        return GAIN * parts < self._predict_us(whole)
 
-
-def pool_function(
-    shape: tuple[int, ...], dtype: str, windows: Windows, layout: str, names: str
-) -> PrimFunc:
+def pool_function(shape: tuple[int, ...], dtype: str, windows: Windows, layout: str) -> PrimFunc:
     """A pool as TVM computes it."""
     x = te.placeholder(shape, dtype, name="x")
     sizes, strides, dilation, before, after = map(list, zip(*windows, strict=True))
-    pool = getattr(topi.nn, f"pool{len(names)}d")
+    pool = getattr(topi.nn, f"pool{len(windows)}d")
     y = pool(x, sizes, strides, dilation, before + after, "max", False, layout)
     return te.create_prim_func([x, y])
 
 
-def in_turn(
-    shape: tuple[int, ...], windows: Windows, layout: str, names: str
-) -> tuple[Windows, ...]:
+def in_turn(shape: tuple[int, ...], windows: Windows, axes: list[int]) -> tuple[Windows, ...]:
     """The windows along one axis each, in the order that reads the fewest elements; the outermost
-    first where several do."""
-    axes = [layout.index(name) for name in names]
+    first where several do. `axes` are those that windows lie on."""
     wide = [place for place, window in enumerate(windows) if window != Window()]
 
     def alone(place: int) -> Windows:

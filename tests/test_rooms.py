@@ -24,6 +24,7 @@ LEVELS = {
         "errors",
         "extents",
         "flags",
+        "garbage",
         "one_at_a_time",
         "shield",
         "tvm_amx",

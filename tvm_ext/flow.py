@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -21,6 +19,7 @@ from tvm_ext.bounds import Bounds, bounds
 from tvm_ext.cuda_libraries import use_nvcc
 from tvm_ext.errors import LogError, ModelError, ShapeError, TargetError
 from tvm_ext.extents import Shapes
+from tvm_ext.garbage import look_for, without_collections
 from tvm_ext.graph.limits import fewest, may_be_none, most
 from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.merger import Explain
@@ -56,24 +55,6 @@ FAST_MATHS = (
 _LEGALISE = "Legalise"
 IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
 NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Garbage is left to reference counts meanwhile, and to those who know that there is some:
-    looking for cycles among a compile's many objects took 5 % of its time. They look among what is
-    made meanwhile only, or since a caller's own `gc.freeze`, which stays."""
-    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
-    gc.disable()
-    if not frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if not frozen:
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 def hardware_for(target: Any, num_threads: int | None) -> HardwareModel:
@@ -166,7 +147,7 @@ def lower(
                     f"found on CPUs alone, not on {hardware.name}; export the model without it"
                 )
             mod = run(source.mod, graph_passes(hardware, explain, precision=precision))
-    gc.collect()  # what passes were given, weights not yet packed among it, is in cycles
+    look_for(source.constant_bytes)  # what passes were given, weights not yet packed, is in cycles
     notes = (*source.notes, *dict.fromkeys(left_out))
     if hardware.kind == "cuda" and not use_nvcc():
         notes = (*notes, FAST_MATHS)

@@ -57,6 +57,8 @@ class Source:
     notes: tuple[str, ...] = ()
     unbounded: str = ""
     """Its first node that makes as much as data say, without a bound."""
+    constant_bytes: float = inf
+    """Of its weights, where that is known."""
 
 
 def open_extents(model: Any, shapes: Shapes | None) -> tuple[str, ...]:
@@ -94,7 +96,8 @@ def read_source(
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
-    return Source(imported.mod, name, inputs, outputs, imported.notes, imported.unbounded)
+    told = imported.notes, imported.unbounded, imported.constant_bytes
+    return Source(imported.mod, name, inputs, outputs, *told)
 
 
 def read_open(

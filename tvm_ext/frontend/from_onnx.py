@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from tvm_ext.frontend.shapes import apply_shapes, resolve_shapes, runtime_inputs
 from tvm_ext.frontend.simplify import let_go, quiet, simplify
 from tvm_ext.frontend.too_few import too_few
 from tvm_ext.frontend.weights import attach_weights, detach_weights
+from tvm_ext.garbage import look_for
 from tvm_ext.shield import readable
 from tvm_ext.tvm_api import (
     IRModule,
@@ -118,7 +118,7 @@ def import_onnx(
     )
     constant_bytes = sum(tensor.nbytes for tensor in weights_left.values())
     del proto, light, weights, weights_left, model
-    gc.collect()  # graphs are cycles, and a single tensor left holds the memory of the whole file
+    look_for(constant_bytes)  # graphs are cycles, a single tensor left holds all that a file has
     return ImportedModel(mod, inputs, outputs, notes, constant_bytes, unbounded)
 
 

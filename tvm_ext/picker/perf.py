@@ -46,7 +46,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.nest import Nest, crowding
+from tvm_ext.tile.nest import Nest, crowding, most_crowded
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.remember import remembered
 from tvm_ext.tile.shift import plan_shifts
@@ -193,24 +193,16 @@ def compute_cycles(
     the axes where they are `moved` back. After each of several `chunks` of the reduction a register
     tile is added to what there is."""
     unit = matrices(graph, node, register) if instruction == AMX else None
-    sizes: list[list[tuple[int, int]]] = []
-    for axis, (c, r) in enumerate(zip(core.extents, register.extents, strict=True)):
-        extent = node.axes[axis].extent if node.axes[axis].kind == "reduce" else c
-        full, tail = divmod(extent if axis not in moved else -(-extent // r) * r, r)
-        sizes.append([(n, size) for n, size in ((full, r), (1, tail)) if n and size])
     cycles = 0.0
-    combos: list[tuple[int, tuple[int, ...]]] = [(1, ())]
-    for choices in sizes:
-        combos = [(n * m, (*done, size)) for n, done in combos for m, size in choices]
-    reduces = set(node.reduce)
-    for count, extents in combos:
-        sweeps = prod(-(-node.axes[axis].extent // register.extents[axis]) for axis in reduces)
-        tile = Tile(extents)
-        entry = TILE_OVERHEAD_CYCLES if reduces else 0.0
-        entry += amx_entry_cycles(unit) if unit is not None else 0.0
-        entry += ADD_CYCLES * prod(extents[a] for a in node.space) / lanes if chunks > 1 else 0.0
-        entry *= chunks / max(1, sweeps)
-        entry += PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
+    sweeps = prod(-(-node.extents[axis] // register.extents[axis]) for axis in node.reduce)
+    begun = TILE_OVERHEAD_CYCLES if node.reduce else 0.0
+    begun += amx_entry_cycles(unit) if unit is not None else 0.0
+    again = PASS_CYCLES if is_small_window(node) and sweeps > 1 else 0.0
+    for count, tile in _with_tails(node, core, register, moved):
+        entry = begun
+        if chunks > 1:
+            entry += ADD_CYCLES * prod(tile.extents[axis] for axis in node.space) / lanes
+        entry = entry * chunks / max(1, sweeps) + again
         entry += collision_cycles(graph, node, tile, hw)
         if unit is not None:
             cycles += count * (amx_cycles(unit, register) + entry)
@@ -219,17 +211,41 @@ def compute_cycles(
     return cycles * needed_share(graph, node, register)
 
 
+def _with_tails(
+    node: TileNode, core: Tile, register: Tile, moved: tuple[int, ...]
+) -> list[tuple[int, Tile]]:
+    """How many register tiles a core tile has, and the shorter ones at the ends of its axes."""
+    found = [(1, register)]
+    for axis, size in enumerate(register.extents):
+        extent = (node if axis in node.reduce else core).extents[axis]
+        full, tail = divmod(extent, size)
+        if tail and axis not in moved:
+            ends = [(count, _with(tile, axis, tail)) for count, tile in found]
+            found = [(count * full, tile) for count, tile in found if full] + ends
+        else:
+            found = [(count * (full + (tail > 0)), tile) for count, tile in found]
+    return found
+
+
+def _with(tile: Tile, axis: int, size: int) -> Tile:
+    return Tile((*tile.extents[:axis], size, *tile.extents[axis + 1 :]))
+
+
 def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareModel) -> float:
     """Cycles for lines that one pass over a register tile fetches again from the second level: rows
     a power of two apart that have no room side by side in the first (14 rows 4 KiB apart: 303 us
     instead of 207)."""
     first, second = hw.levels[1], hw.levels[2]
     cycles = 0.0
+    usable_bytes = first.size_bytes * USABLE
+    least_bytes = usable_bytes / most_crowded(first.line_bytes)
     for access in node.reads if node.kind == "reduce" else ():
-        tensor = graph.tensors[access.tensor]
         size_bytes = access_bytes(graph, access, tile, first.line_bytes)
-        room_bytes = size_bytes * crowding(access, tile, tensor, tensor.shape, first.line_bytes)
-        if size_bytes < first.size_bytes * USABLE < room_bytes:
+        if not least_bytes < size_bytes < usable_bytes:
+            continue
+        tensor = graph.tensors[access.tensor]
+        crowded = crowding(access, tile, tensor, tensor.shape, first.line_bytes)
+        if size_bytes * crowded > usable_bytes:
             cycles += size_bytes / second.gbps * hw.clock_ghz
     return cycles
 

@@ -18,18 +18,15 @@ def access_bytes(graph: TileGraph, access: Access, tile: Tile, line_bytes: int =
     """
     tensor = graph.tensors[access.tensor]
     box = touched(access, tile, tensor.shape)
-    run, rows = 1, prod(box)
-    for dim, size, extent in zip(
-        reversed(access.dims), reversed(box), reversed(tensor.shape), strict=True
-    ):
-        if dim is None:
+    run, outer = 1, len(box)
+    while outer and access.dims[outer - 1] is not None:
+        outer -= 1
+        run *= box[outer]
+        if box[outer] < tensor.shape[outer]:
             break
-        run *= size
-        rows //= max(1, size)
-        if size < extent:
-            break
+    rows = prod(box[:outer])
     if None in access.dims:
-        rows = min(rows, -(-tile.points // run))
+        rows = min(rows, -(-tile.points // max(1, run)))
     lines = -(-run * tensor.dtype_bytes // line_bytes)
     return rows * lines * line_bytes
 

@@ -127,6 +127,11 @@ class Nest:
         return len(self._loops)
 
 
+def most_crowded(line_bytes: int) -> float:
+    """What `crowding` is at most: of rows of a line each."""
+    return max(1.0, WAY_BYTES / line_bytes)
+
+
 @remembered
 def crowding(
     access: Access, tile: Tile, tensor: Tensor, shape: tuple[int, ...], line_bytes: int

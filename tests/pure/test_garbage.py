@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tvm_ext import flow
+from tvm_ext.garbage import without_collections
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -18,10 +18,10 @@ def test_garbage_is_looked_for_as_before_a_compile(enabled: bool) -> None:
             own()
             count = gc.get_freeze_count()
             (gc.enable if enabled else gc.disable)()
-            with flow.without_collections():
+            with without_collections():
                 assert not gc.isenabled()
                 assert gc.get_freeze_count() > 0
-                with flow.without_collections():
+                with without_collections():
                     pass
                 assert gc.get_freeze_count() > 0
             assert gc.isenabled() == enabled

@@ -12,6 +12,7 @@ from tvm_ext.picker.perf import compute_cycles
 from tvm_ext.tile import Tile
 from tvm_ext.tile.graph import AffineDim, TileGraph
 from tvm_ext.tile.skip import WORTH, needed_share, skipped
+from tvm_ext.tile.strip import strip, strip_tiles
 
 
 def padded(size: int, kernel: int, dilation: int, pad: int, stride: int = 1) -> TileGraph:
@@ -80,3 +81,14 @@ def test_the_taps_of_a_pyramid() -> None:
 def test_a_plain_window_is_not_asked() -> None:
     graph = padded(56, 3, 1, 1)
     assert skipped(graph, graph.nodes[1], Tile((7, 32, 1, 4))) == ()
+
+
+def test_a_strip_in_the_middle_reaches_no_padding() -> None:
+    """All strips were taken for the first one, of which a third of the taps lies in padding."""
+    graph = padded(8, 3, 2, 2)
+    tile = next(tile for tile in strip_tiles(graph) if tile.extents[0] == 4)
+    part = strip(graph, tile)
+    assert part is not None
+    register = Tile((1, 32, 1, 4))
+    assert needed_share(part.graph, part.graph.nodes[-1], register) == 1
+    assert needed_share(graph, graph.nodes[-1], register) == pytest.approx(20 / 24)

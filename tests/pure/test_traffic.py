@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from graphs import GraphBuilder, matmul
+from graphs import GraphBuilder, conv, matmul
 
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick
-from tvm_ext.picker.traffic import OVERLAP_LOSS, far_loss
+from tvm_ext.picker.traffic import OVERLAP_LOSS, arriving_us, far_loss, sweeps
+from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import LevelTile, TilePlan
 
 MIB = 1 << 20
 
@@ -81,3 +83,51 @@ def test_columns_of_unpacked_weights_are_copied_side_by_side_where_they_would_le
     (14 x 14 x 256 by 256 channels: 1370 us, side by side 620)."""
     plan = pick(unpacked(14, 256, 256), FAR, alone=True)[0].plan
     assert plan.staged == (1,)
+
+
+def rows_plan(core: tuple[int, ...], columns_first: bool, columns: int = 64) -> TilePlan:
+    """Core tiles of `conv(7, 7, 512, 512)`, register tiles of so many channels."""
+    return TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((*core, 3, 3, 512))),
+            LevelTile("register", Tile((1, 1, 4, columns, 1, 1, 4))),
+        ),
+        order=(3, 0, 1, 2, 4, 5, 6) if columns_first else (0, 1, 2, 3, 4, 5, 6),
+        parallel=4,
+        lanes=16,
+        prefetch=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("core", "columns_first", "times"),
+    [
+        ((1, 7, 7, 256), True, 1),  # half of the channels each
+        ((1, 1, 7, 256), True, 7),  # the same, row by row
+        ((1, 1, 7, 64), True, 1),  # one panel for all rows, then the next
+        ((1, 1, 7, 512), False, 4),  # rows shared out, all channels for each
+        ((1, 7, 7, 512), False, 1),
+    ],
+)
+def test_how_often_a_core_goes_over_all_its_panels(
+    core: tuple[int, ...], columns_first: bool, times: int
+) -> None:
+    node = conv(7, 7, 512, 512).nodes[0]
+    assert sweeps(node, rows_plan(core, columns_first), NEAR) == times
+
+
+def test_weights_arrive_beside_the_first_time_they_are_used() -> None:
+    """9.4 MB in seven rows one after another 1960 us, at once 1400."""
+    at_once = arriving_us(1100.0, 450.0, 1, NEAR)
+    by_rows = arriving_us(1100.0, 450.0, 7, NEAR)
+    assert at_once == 1100.0 + OVERLAP_LOSS * 450.0
+    assert by_rows == pytest.approx(1100.0 * 6 / 7 + 450.0 + OVERLAP_LOSS * 1100.0 / 7)
+    assert arriving_us(1100.0, 20.0, 7, NEAR) < 1.01 * 1100.0
+
+
+def test_small_images_of_many_channels_are_cut_by_channels() -> None:
+    core = pick(conv(7, 7, 512, 512, stride=2), NEAR)[0].plan.at("core").extents
+    assert core[1:3] == (7, 7)
+    assert core[3] < 512

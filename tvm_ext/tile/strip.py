@@ -20,7 +20,7 @@ import msgspec
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.classify import has_reuse, is_padding, pads_window
 from tvm_ext.tile.cut import Piece, cut
-from tvm_ext.tile.graph import Tensor, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region, regions
 from tvm_ext.tile.remember import remembered
 
@@ -145,6 +145,16 @@ def _reads_inputs(graph: TileGraph, stage: int) -> bool:
     )
 
 
+def _unpadded(access: Access, whole: tuple[int, ...], part: tuple[int, ...]) -> Access:
+    """A read of what is padded as a strip in the middle does it, that reaches no end of the axes
+    that are cut: else all strips were taken for the first, of which padding is a third."""
+    dims = (
+        msgspec.structs.replace(dim, offset=0) if dim is not None and size < extent else dim
+        for dim, extent, size in zip(access.dims, whole, part, strict=True)
+    )
+    return Access(access.tensor, tuple(dims))
+
+
 def _part(graph: TileGraph, tiles: dict[int, Tile]) -> TileGraph:
     """The group over those tiles: tensors as large as what is touched of them."""
     shapes: dict[int, tuple[int, ...]] = {}
@@ -160,9 +170,11 @@ def _part(graph: TileGraph, tiles: dict[int, Tile]) -> TileGraph:
         written = graph.tensors[one.write.tensor].shape
         touch(one.write.tensor, region(one.write, tile, written))
         axes = zip(one.axes, tile.extents, strict=True)
-        return msgspec.structs.replace(
-            one, axes=tuple(msgspec.structs.replace(axis, extent=size) for axis, size in axes)
-        )
+        shorter = tuple(msgspec.structs.replace(axis, extent=size) for axis, size in axes)
+        reads = one.reads
+        if is_padding(graph, one):
+            reads = tuple(_unpadded(access, one.extents, tile.extents) for access in reads)
+        return msgspec.structs.replace(one, axes=shorter, reads=reads)
 
     def tensor(place: int, one: Tensor) -> Tensor:
         return msgspec.structs.replace(one, shape=shapes.get(place, one.shape))

@@ -134,16 +134,23 @@ def _boxes(
     first = {loop.loop_var: tirx.const(0, "int32") for loop in own}
     last = {loop.loop_var: tirx.const(int(loop.extent) - 1, "int32") for loop in own}
     analyzer = Analyzer()
+
+    def spans(least: Any, extent: Any) -> tuple[Any, int]:
+        low = substitute(least, first)
+        size = analyzer.simplify(substitute(least + extent, last) - low)
+        return substitute(low, following), int(size) if isinstance(size, tirx.IntImm) else 0
+
     for region in (*block.reads, *block.writes):
         if region.source not in outside:
             continue
-        begin, extents = [], []
-        for part in region.region:
-            least = substitute(part.min, bound)
-            low = substitute(least, first)
-            size = analyzer.simplify(substitute(least + part.extent, last) - low)
-            begin.append(substitute(low, following))
-            extents.append(int(size) if isinstance(size, tirx.IntImm) else 0)
+        least = [substitute(part.min, bound) for part in region.region]
+        found = [spans(one, part.extent) for one, part in zip(least, region.region, strict=True)]
+        for inner in range(len(found) - 2, 0, -1):
+            outer, row = inner - 1, region.source.shape[inner]
+            if not found[outer][1] and not found[inner][1]:  # y[p // 56, p % 56]
+                place = analyzer.simplify(least[outer] * row + least[inner])
+                found[outer], found[inner] = (tirx.const(0, "int32"), 1), spans(place, 1)
+        begin, extents = [low for low, _ in found], [size for _, size in found]
         if prod(extents[:-1]) > 1 and extents[-1] >= line_elements(region.source):
             yield _Box(region.source, begin, extents)
 

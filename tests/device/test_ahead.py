@@ -236,41 +236,47 @@ def clipped_product(rows: int, depth: int, columns: int) -> PrimFunc:
 HEIGHT, WIDTH = 8, 7
 
 
-def residual_image() -> PrimFunc:
+def residual_image(images: int) -> PrimFunc:
     """conv 1x1 of x, plus a residual: pixels are counted by one axis."""
     geometry = ConvGeometry((1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1, DEPTH, COLUMNS)
-    x = te.placeholder((1, HEIGHT, WIDTH, DEPTH), "float32", "x")
+    x = te.placeholder((images, HEIGHT, WIDTH, DEPTH), "float32", "x")
     w = te.placeholder((COLUMNS // 32, 1, 1, DEPTH, 32), "float32", "w")
-    residual = te.placeholder((1, HEIGHT, WIDTH, COLUMNS), "float32", "residual")
+    residual = te.placeholder((images, HEIGHT, WIDTH, COLUMNS), "float32", "residual")
     y = conv(x, w, geometry, LANES)
     z = te.compute(y.shape, lambda *at: y[at] + residual[at], name="sum")
     return te.create_prim_func([x, w, residual, z])
 
 
-def image_plan(pixels: int) -> TilePlan:
-    """All pixels of the image, so many at once."""
-    extents = (1, HEIGHT * WIDTH, COLUMNS, 1, 1, DEPTH)
+def image_plan(func: PrimFunc, pixels: int) -> TilePlan:
+    """All pixels of the images, so many at once."""
+    prepared = prepare(func)
+    assert prepared is not None
+    extents = prepared.graph.nodes[0].extents
     return replace(
         tile_plan(1, 1),
         tiles=(
             LevelTile("core", Tile(extents)),
-            LevelTile("register", Tile((1, pixels, 32, 1, 1, 4))),
+            LevelTile("register", Tile((*extents[:-5], pixels, 32, 1, 1, 4))),
         ),
-        order=(0, 1, 2, 3, 4, 5),
+        order=tuple(range(len(extents))),
         parallel=0,
     )
 
 
+@pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("pixels", [7, 4, 6])
-def test_tiles_of_pixels_that_go_over_the_ends_of_rows_ask_as_well(pixels: int) -> None:
+def test_tiles_of_pixels_that_go_over_the_ends_of_rows_ask_as_well(
+    pixels: int, images: int
+) -> None:
     """6 of 56 pixels lie in two rows of 7 or one, the last ones are moved back; nothing was asked
     for (64 to 256 channels of 56 x 56, out of cache: 737 us, now 534)."""
-    found = asked(write(residual_image(), image_plan(pixels)), 0)
+    func = residual_image(images)
+    found = asked(write(func, image_plan(func, pixels)), 0)
     assert found.keys() == {"residual", "sum"}
-    everything = set(product(range(HEIGHT * WIDTH), range(COLUMNS // LINE)))
+    everything = set(product(range(images * HEIGHT * WIDTH), range(COLUMNS // LINE)))
     first = set(product(range(pixels), range(2)))
     for elements in found.values():
-        lines = {(h * WIDTH + w, c // LINE) for _, h, w, c in elements}
+        lines = {((n * HEIGHT + h) * WIDTH + w, c // LINE) for n, h, w, c in elements}
         assert everything - first <= lines
 
 
@@ -278,11 +284,11 @@ def test_tiles_of_pixels_that_go_over_the_ends_of_rows_ask_as_well(pixels: int) 
 def test_results_of_tiles_of_pixels_that_ask_stay(pixels: int) -> None:
     skip_unless_it_runs("cpu/x86-avx512")
     rng = np.random.default_rng(0)
-    func = residual_image()
+    func = residual_image(2)
     arrays = [rng.standard_normal([int(e) for e in p.shape], np.float32) for p in func.params]
     results = []
     for ahead in (True, False):
-        plan = replace(image_plan(pixels), ahead=ahead)
+        plan = replace(image_plan(func, pixels), ahead=ahead)
         built = build(write(func, plan), Target(resolve("cpu/x86-avx512").target))
         assert isinstance(built, Built), built
         out = tvm.runtime.tensor(np.full(arrays[-1].shape, np.nan, np.float32))

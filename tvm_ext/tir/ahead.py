@@ -145,11 +145,13 @@ def _boxes(
             continue
         least = [substitute(part.min, bound) for part in region.region]
         found = [spans(one, part.extent) for one, part in zip(least, region.region, strict=True)]
-        for inner in range(len(found) - 2, 0, -1):
-            outer, row = inner - 1, region.source.shape[inner]
-            if not found[outer][1] and not found[inner][1]:  # y[p // 56, p % 56]
-                place = analyzer.simplify(least[outer] * row + least[inner])
-                found[outer], found[inner] = (tirx.const(0, "int32"), 1), spans(place, 1)
+        row, step = len(found) - 2, 1
+        for outer in reversed(range(row)):  # y[p // 56, p % 56] is the p-th of all rows
+            if found[row][1]:
+                break
+            step *= int(region.source.shape[outer + 1])
+            least[row] = analyzer.simplify(least[outer] * step + least[row])
+            found[outer], found[row] = (tirx.const(0, "int32"), 1), spans(least[row], 1)
         begin, extents = [low for low, _ in found], [size for _, size in found]
         if prod(extents[:-1]) > 1 and extents[-1] >= line_elements(region.source):
             yield _Box(region.source, begin, extents)

@@ -96,8 +96,15 @@ def read_source(
     name = Path(model).name if isinstance(model, str | os.PathLike) else "model"
     inputs = tuple(TensorInfo(i.name, i.dtype, i.shape) for i in imported.inputs)
     outputs = tuple(TensorInfo(o.name, o.dtype, o.shape) for o in imported.outputs)
-    told = imported.notes, imported.unbounded, imported.constant_bytes
-    return Source(imported.mod, name, inputs, outputs, *told)
+    return Source(
+        imported.mod,
+        name,
+        inputs,
+        outputs,
+        imported.notes,
+        imported.unbounded,
+        imported.constant_bytes,
+    )
 
 
 def read_open(

@@ -149,6 +149,22 @@ def test_blocks_of_channels_ask_for_their_own_results() -> None:
     assert channels == set(range(OUTER // LINE))
 
 
+def check_results_stay(func: PrimFunc, plan: TilePlan, arrays: list[np.ndarray]) -> None:
+    """The kernel that asks computes what the one does that does not, all of it."""
+    results = []
+    for ahead in (True, False):
+        built = build(
+            write(func, replace(plan, ahead=ahead)), Target(resolve("cpu/x86-avx512").target)
+        )
+        assert isinstance(built, Built), built
+        shape = [int(extent) for extent in func.params[-1].shape]
+        out = tvm.runtime.tensor(np.full(shape, np.nan, np.float32))
+        built.main(*map(tvm.runtime.tensor, arrays), out)
+        results.append(out.numpy())
+    assert np.isfinite(results[0]).all()
+    assert np.array_equal(*results)
+
+
 def test_results_stay() -> None:
     skip_unless_it_runs("cpu/x86-avx512")
     rng = np.random.default_rng(0)
@@ -157,17 +173,8 @@ def test_results_stay() -> None:
         x = rng.standard_normal((1, side, side, INNER), dtype=np.float32)
         weight = rng.standard_normal((OUTER, 3, 3, INNER), dtype=np.float32)
         residual = rng.standard_normal((1, side, side, OUTER), dtype=np.float32)
-        arrays = (x, transform_weight(weight, LANES, 4), residual)
-        results = []
-        for ahead in (True, False):
-            plan = replace(plan_of(func, rows, columns, 32), ahead=ahead)
-            built = build(write(func, plan), Target(resolve("cpu/x86-avx512").target))
-            assert isinstance(built, Built), built
-            out = tvm.runtime.tensor(np.full((1, side, side, OUTER), np.nan, np.float32))
-            built.main(*map(tvm.runtime.tensor, arrays), out)
-            results.append(out.numpy())
-        assert np.isfinite(results[0]).all()
-        assert np.array_equal(*results)
+        arrays = [x, transform_weight(weight, LANES, 4), residual]
+        check_results_stay(func, plan_of(func, rows, columns, 32), arrays)
 
 
 def test_only_chains_in_tasks_and_register_tiles_can_ask() -> None:
@@ -212,25 +219,21 @@ def test_the_picker_asks_where_data_leaves_a_cores_own_caches() -> None:
 ROWS, DEPTH, COLUMNS = 56, 64, 64
 
 
-def residual_product(rows: int = ROWS, depth: int = DEPTH, columns: int = COLUMNS) -> PrimFunc:
-    """relu(x @ w + residual), the weight packed."""
+def residual_product(
+    rows: int = ROWS, depth: int = DEPTH, columns: int = COLUMNS, *, added: bool = True
+) -> PrimFunc:
+    """relu(x @ w + residual), the weight packed; relu(x @ w) if nothing is `added`."""
     x = te.placeholder((rows, depth), "float32", "x")
     w = te.placeholder((columns // 32, depth, 32), "float32", "w")
     residual = te.placeholder((rows, columns), "float32", "residual")
     y = dense(x, w, columns)
     zero = tirx.const(0.0, "float32")
-    z = te.compute(y.shape, lambda *at: tirx.max(y[at] + residual[at], zero), name="sum")
-    return te.create_prim_func([x, w, residual, z])
 
+    def clipped(*at: Any) -> Any:
+        return tirx.max(y[at] + residual[at] if added else y[at], zero)
 
-def clipped_product(rows: int, depth: int, columns: int) -> PrimFunc:
-    """relu(x @ w), the weight packed."""
-    x = te.placeholder((rows, depth), "float32", "x")
-    w = te.placeholder((columns // 32, depth, 32), "float32", "w")
-    y = dense(x, w, columns)
-    zero = tirx.const(0.0, "float32")
-    z = te.compute(y.shape, lambda *at: tirx.max(y[at], zero), name="clipped")
-    return te.create_prim_func([x, w, z])
+    z = te.compute(y.shape, clipped, name="sum")
+    return te.create_prim_func([x, w, *([residual] if added else []), z])
 
 
 HEIGHT, WIDTH = 8, 7
@@ -286,19 +289,10 @@ def test_results_of_tiles_of_pixels_that_ask_stay(pixels: int) -> None:
     rng = np.random.default_rng(0)
     func = residual_image(2)
     arrays = [rng.standard_normal([int(e) for e in p.shape], np.float32) for p in func.params]
-    results = []
-    for ahead in (True, False):
-        plan = replace(image_plan(func, pixels), ahead=ahead)
-        built = build(write(func, plan), Target(resolve("cpu/x86-avx512").target))
-        assert isinstance(built, Built), built
-        out = tvm.runtime.tensor(np.full(arrays[-1].shape, np.nan, np.float32))
-        built.main(*map(tvm.runtime.tensor, arrays[:-1]), out)
-        results.append(out.numpy())
-    assert np.isfinite(results[0]).all()
-    assert np.array_equal(*results)
+    check_results_stay(func, image_plan(func, pixels), arrays[:-1])
 
 
-def tile_plan(core: int, register: int, ahead: bool = True) -> TilePlan:
+def tile_plan(core: int, register: int) -> TilePlan:
     """Tasks of so many rows, register tiles of so many by 32, columns the inner loop."""
     return TilePlan(
         rule="tile",
@@ -312,7 +306,7 @@ def tile_plan(core: int, register: int, ahead: bool = True) -> TilePlan:
         lanes=LANES,
         unroll=4,
         attach=(Attach(1, "register"),),
-        ahead=ahead,
+        ahead=True,
     )
 
 
@@ -334,16 +328,7 @@ def test_results_of_register_tiles_that_ask_stay(rows: int, core: int, register:
     func = residual_product(rows)
     shapes = ((rows, DEPTH), (COLUMNS // 32, DEPTH, 32), (rows, COLUMNS))
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
-    results = []
-    for ahead in (True, False):
-        scheduled = write(func, tile_plan(core, register, ahead))
-        built = build(scheduled, Target(resolve("cpu/x86-avx512").target))
-        assert isinstance(built, Built), built
-        out = tvm.runtime.tensor(np.full((rows, COLUMNS), np.nan, np.float32))
-        built.main(*map(tvm.runtime.tensor, arrays), out)
-        results.append(out.numpy())
-    assert np.isfinite(results[0]).all()
-    assert np.array_equal(*results)
+    check_results_stay(func, tile_plan(core, register), arrays)
 
 
 @pytest.mark.parametrize(
@@ -358,8 +343,7 @@ def test_results_of_register_tiles_that_ask_stay(rows: int, core: int, register:
 def test_the_picker_asks_for_what_short_products_write_out_of_cache(
     rows: int, depth: int, added: bool, asks: bool
 ) -> None:
-    func = residual_product(rows, depth, 256) if added else clipped_product(rows, depth, 256)
-    prepared = prepare(func)
+    prepared = prepare(residual_product(rows, depth, 256, added=added))
     assert prepared is not None
     plan = pick(prepared.graph, resolve("cpu/x86-avx512"))[0].plan
     assert (plan.rule, plan.ahead) == ("tile", asks)

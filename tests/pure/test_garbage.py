@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from tvm_ext.garbage import without_collections
+from tvm_ext.garbage import WORTH_BYTES, look_for, without_collections
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -30,3 +31,19 @@ def test_garbage_is_looked_for_as_before_a_compile(enabled: bool) -> None:
         (gc.enable if was else gc.disable)()
         if frozen:
             gc.freeze()
+
+
+class Held:
+    """Something that holds itself."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_little_garbage_is_left() -> None:
+    with without_collections():
+        held = weakref.ref(Held())
+        look_for(WORTH_BYTES - 1)
+        assert held() is not None
+        look_for(WORTH_BYTES)
+        assert held() is None

@@ -220,15 +220,11 @@ def _with_tails(
         extent = (node if axis in node.reduce else core).extents[axis]
         full, tail = divmod(extent, size)
         if tail and axis not in moved:
-            ends = [(count, _with(tile, axis, tail)) for count, tile in found]
+            ends = [(count, tile.with_extent(axis, tail)) for count, tile in found]
             found = [(count * full, tile) for count, tile in found if full] + ends
         else:
             found = [(count * (full + (tail > 0)), tile) for count, tile in found]
     return found
-
-
-def _with(tile: Tile, axis: int, size: int) -> Tile:
-    return Tile((*tile.extents[:axis], size, *tile.extents[axis + 1 :]))
 
 
 def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareModel) -> float:

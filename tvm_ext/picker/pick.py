@@ -344,7 +344,7 @@ def cut_core_tiles(
 ) -> Iterator[Tile]:
     """Core tiles that cut one axis, with a tail of whole register tiles or not, or two axes without
     one; and those whose tails are moved back."""
-    full = tuple(axis.extent for axis in node.axes)
+    full = node.extents
     yield Tile(full)
 
     def whole(core: Tile) -> bool:
@@ -355,17 +355,16 @@ def cut_core_tiles(
         for size in core_extents(full[axis], register.extents[axis], hw.cores):
             if size == full[axis]:
                 continue
-            cut = Tile((*full[:axis], size, *full[axis + 1 :]))
+            cut = Tile(full).with_extent(axis, size)
             if full[axis] % size % register.extents[axis] == 0 or whole(cut):
                 yield cut
             for other in space:
                 if other >= axis:
                     continue
-                both = list(cut.extents)
-                both[other] = register.extents[other]
+                both = cut.with_extent(other, register.extents[other])
                 even = full[axis] % size == 0 == full[other] % register.extents[other]
-                if even or whole(Tile(tuple(both))):
-                    yield Tile(tuple(both))
+                if even or whole(both):
+                    yield both
 
 
 def _whole(

@@ -221,7 +221,7 @@ def with_cold_weights(
     dram = hw.levels[-1]
     counts = core.counts(node.axes)
     sharing = sharing_axes(node)
-    first = next((axis for axis in plan.order if counts[axis] > 1), plan.order[0])
+    first = _first_cut(node, plan)
     apart = first not in sharing and counts[first] % hw.cores == 0
     together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
     rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
@@ -250,10 +250,15 @@ def sweeps(node: TileNode, plan: TilePlan, hw: HardwareModel) -> int:
     sharing = sharing_axes(node)
     tasks = prod(counts[axis] for axis in sharing)
     columns = [axis for axis in node.space if axis not in sharing]
-    first = next((axis for axis in plan.order if counts[axis] > 1), plan.order[0])
-    if first in columns:
+    if _first_cut(node, plan) in columns:
         return 1 if all(core.extents[a] <= register.extents[a] for a in columns) else tasks
     return ceil(tasks / (hw.cores if plan.parallel else 1))
+
+
+def _first_cut(node: TileNode, plan: TilePlan) -> int:
+    """The outermost axis that core tiles cut."""
+    counts = plan.at("core").counts(node.axes)
+    return next((axis for axis in plan.order if counts[axis] > 1), plan.order[0])
 
 
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:

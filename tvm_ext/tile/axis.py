@@ -30,6 +30,10 @@ class Tile(msgspec.Struct, frozen=True, cache_hash=True):
         """Number of iterations in the tile."""
         return prod(self.extents)
 
+    def with_extent(self, axis: int, size: int) -> Tile:
+        """The tile with one extent changed."""
+        return Tile((*self.extents[:axis], size, *self.extents[axis + 1 :]))
+
     def fits(self, axes: tuple[Axis, ...]) -> bool:
         """Whether every extent is at least 1 and at most its axis."""
         return len(self.extents) == len(axes) and all(

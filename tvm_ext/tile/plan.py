@@ -86,12 +86,7 @@ class TilePlan(msgspec.Struct, frozen=True):
 def with_extent(plan: TilePlan, level: str, axis: int, size: int) -> TilePlan:
     """The plan with one extent of one tile changed."""
     tiles = tuple(
-        LevelTile(
-            level,
-            Tile((*entry.tile.extents[:axis], size, *entry.tile.extents[axis + 1 :])),
-        )
-        if entry.level == level
-        else entry
+        LevelTile(level, entry.tile.with_extent(axis, size)) if entry.level == level else entry
         for entry in plan.tiles
     )
     return msgspec.structs.replace(plan, tiles=tiles)

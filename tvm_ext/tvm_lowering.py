@@ -23,9 +23,11 @@ from tvm_ext.tvm_api import (
 from tvm_ext.tvm_dots import fuse_dots
 from tvm_ext.tvm_extremes import EXTREMES, infinite_extremes, of_a_number
 from tvm_ext.tvm_indices import plain_indices
+from tvm_ext.tvm_masks import load_masked
 from tvm_ext.tvm_pairs import fuse_pairs, round_to_halves
 from tvm_ext.tvm_rounding import round_once
 from tvm_ext.tvm_steal import steal_tasks
+from tvm_ext.tvm_strides import pick_strided
 from tvm_ext.tvm_tables import pick_bytes
 
 PASS_CONFIG: dict[str, Any] = {
@@ -190,6 +192,8 @@ def _tir_pipeline(place: Any) -> tuple[Any, Any, Any]:
                 fuse_pairs,
                 round_once,
                 pick_bytes,
+                load_masked,
+                pick_strided,
                 plain_indices,
                 steal_tasks,
                 place,

@@ -62,6 +62,14 @@ def test_what_takes_less_time_is_turned(
     assert operators(PoolAxes(predict_us)(mod)) == [POOL] * count
 
 
+def test_a_pool_is_compared_as_it_would_run() -> None:
+    """With its own pads, of which the last row and column are read by no window."""
+    asked: list[PrimFunc] = []
+    mod = pooled((1, 3, 8, 8), (3, 3), "NCHW", "float32", strides=(2, 2), padding=(1, 1, 1, 1))
+    PoolAxes(lambda func: asked.append(func) or 1.0)(mod)
+    assert [read_program(func).stages[0].shape[2:] for func in asked] == [(9, 8), (4, 9), (10, 10)]
+
+
 def test_axes_that_strides_shorten_are_first() -> None:
     windows = (Window(5), Window(5, stride=2))
     first, last = in_turn((1, 3, 20, 20), windows, [2, 3])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from graphs import conv, depthwise, elementwise, looked_up, matmul, pool, transpose
+from graphs import GraphBuilder, conv, depthwise, elementwise, looked_up, matmul, pool, transpose
 
 from tvm_ext.hardware import get
-from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order
+from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order, square_order
+from tvm_ext.picker.perf import LINES_CROSSED, picked_loads
 from tvm_ext.tile import Tile, TileGraph
 from tvm_ext.tile.classify import vector_axis
 
@@ -83,3 +85,37 @@ def test_taps_along_rows_are_not_the_inner_loop_over_few_channels(
     down, along, inner = node.reduce
     taps = {3: down, 4: along}
     assert reduce_order(node) == (*(taps[place] for place in order), inner)
+
+
+@pytest.mark.parametrize(
+    ("shape", "lanes", "order"),
+    [
+        ((96, 56), 16, (0, 1)),
+        ((96, 56 * 56), 16, (1, 0)),
+        ((1 << 14, 256), 16, (0, 1)),
+        ((512, 49), 4, (0, 1)),
+        ((96, 512), 4, (1, 0)),
+    ],
+)
+def test_a_transposition_walks_along_few_pages(
+    shape: tuple[int, int], lanes: int, order: tuple[int, int]
+) -> None:
+    """y[i, j] = x[j, i]: whole lines in a core's own caches in plain order, all else by the nearest
+    axis, of 4 lanes too, which take a line in four parts."""
+    hw = msgspec.structs.replace(HARDWARE, cores=1)
+    columns, rows = shape
+    graph = transpose(rows, columns)
+    assert (graph.io_bytes > hw.own_cache_bytes) == (columns * rows * 8 > 1 << 20)
+    assert square_order(graph, graph.nodes[0], Tile((lanes, lanes)), hw) == order
+
+
+def test_planes_that_are_pooled_are_walked_as_they_lie() -> None:
+    """y[c, q] = the largest of x[c, 2q + s]: vectors along q, their elements two apart."""
+    build = GraphBuilder("pool")
+    x, y = build.tensor("x", (64, 201), "input"), build.tensor("y", (64, 100), "output")
+    read = (x, [{"c": 1}, {"q": 2, "s": 1}])
+    build.node("max", {"c": 64, "q": 100, "s*": 3}, [read], (y, [{"c": 1}, {"q": 1}]))
+    graph = build.graph()
+    assert is_plain(graph, 0)
+    loads = picked_loads(graph, graph.nodes[0], graph.nodes[0].reads[0], Tile((4, 32, 3)), 16)
+    assert loads == 4 * 2 * 3 * 2 * LINES_CROSSED

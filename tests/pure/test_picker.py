@@ -305,7 +305,6 @@ def test_a_large_transposition_goes_by_squares(machine: str) -> None:
     graph = transpose(1024, 768)
     plan = pick(graph, hw)[0].plan
     assert is_square(graph.nodes[0], plan.at("register"), plan.lanes) == (hw.lanes(4) > 4)
-    assert hw.lanes(4) == 4 or plan.order == (0, 1)
 
 
 def test_a_copy_and_what_it_is_copied_from_share_a_cache() -> None:

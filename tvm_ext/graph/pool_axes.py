@@ -84,7 +84,9 @@ class _Rewriter(relax.PyExprMutator):
         for step in steps:
             parts += self._predict_us(pool_function(source, dtype, step, layout))
             source = results(source, step, axes)
-        if GAIN * parts >= self._predict_us(pool_function(shape, dtype, windows, layout)):
+        behind = ints(call.attrs.padding)[len(windows) :]
+        given = (w._replace(after=max(w.after, n)) for w, n in zip(windows, behind, strict=True))
+        if GAIN * parts >= self._predict_us(pool_function(shape, dtype, tuple(given), layout)):
             return call
         pool, value = getattr(relax.op.nn, op_name(call).removeprefix("relax.nn.")), call.args[0]
         for step in steps:

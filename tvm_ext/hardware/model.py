@@ -12,6 +12,10 @@ UNPLANNED = frozenset({"avx512vbmi"})
 and without them."""
 
 
+WIDEST_BYTES = 64
+"""A vector of AVX-512."""
+
+
 class MemoryLevel(msgspec.Struct, frozen=True):
     """One level of the memory hierarchy as one core sees it."""
 
@@ -72,6 +76,12 @@ class HardwareModel(msgspec.Struct, frozen=True):
         """Clock implied by the measured peak of one core."""
         per_cycle = 2 * self.fma_per_cycle * self.lanes(4)
         return self.peak_gflops.get("float32", per_cycle) / per_cycle
+
+    @property
+    def vector_loads_per_cycle(self) -> int:
+        """Whole vectors that a core loads at once: two, or one where its units are half as wide as
+        vectors are (Zen 4's 512 bits)."""
+        return 1 if self.fma_per_cycle == 1 and self.vector_bytes == WIDEST_BYTES else 2
 
     @property
     def own_cache_bytes(self) -> int:

@@ -45,12 +45,13 @@ from tvm_ext.tile.classify import (
     window_weights,
 )
 from tvm_ext.tile.footprint import access_bytes, touched
-from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.graph import Access, TileGraph, TileNode
 from tvm_ext.tile.nest import Nest, crowding, most_crowded
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.remember import remembered
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tile.skip import needed_share
+from tvm_ext.vectors import picks_elements
 
 LOADS_PER_CYCLE = 2.0
 LINES_CROSSED = 2.0
@@ -125,6 +126,27 @@ class RegisterPass(NamedTuple):
     kept: float
     """Vectors of weights alive at once: those of a small window's taps, of which each output takes
     one after another."""
+    picked: float
+    """Loads of whole vectors that elements are picked from."""
+
+
+def picked_loads(graph: TileGraph, node: TileNode, access: Access, tile: Tile, lanes: int) -> float:
+    """Loads of whole vectors that elements a few places apart are picked from, in a tile; 0 where
+    none are. They begin anywhere in a line."""
+    vector = vector_axis(node)
+    if vector is None or tile.extents[vector] < lanes:
+        return 0.0
+    stride = access.stride(vector, graph.tensors[access.tensor].shape)
+    if stride is None or not picks_elements(stride, lanes):
+        return 0.0
+    used = (extent for axis, extent in enumerate(tile.extents) if access.uses(axis))
+    return prod(used) / lanes * abs(stride) * LINES_CROSSED
+
+
+def picks(graph: TileGraph, node: TileNode, lanes: int) -> bool:
+    """Whether vectors of a stage are picked from others."""
+    whole = Tile(node.extents)
+    return any(picked_loads(graph, node, access, whole, lanes) for access in node.reads)
 
 
 @remembered
@@ -138,8 +160,13 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
     square = is_square(node, tile, lanes)
     own = [axis for axis in (vector_axis(node),) if axis is not None]
     wide = node.space if node.kind == "reduce" or square else own
+    shuffles, picked = lanes * log2(lanes) if square else 0.0, 0.0
     for access in node.reads:
         shape = graph.tensors[access.tensor].shape
+        if apart := picked_loads(graph, node, access, tile, lanes):
+            picked += apart
+            shuffles += apart / LINES_CROSSED
+            continue
         vectors_wide = any(
             tile.extents[axis] > 1 and access.stride(axis, shape) == 1 for axis in wide
         )
@@ -152,10 +179,9 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
         # a vector of 3 elements is loaded as 2 and 1, one of 7 as 4, 2 and 1
         loads += elements / lanes * lanes.bit_count() if vectors_wide else elements
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
-    shuffles = lanes * log2(lanes) if square else 0.0
     width = prod(tile.extents[axis] for axis in own)
     kept = steps * width / lanes if steps > 1 and window_weights(node) else 0.0
-    return RegisterPass(points, loads, vectors, alone, shuffles, kept)
+    return RegisterPass(points, loads, vectors, alone, shuffles, kept, picked)
 
 
 def register_cycles(
@@ -165,7 +191,7 @@ def register_cycles(
     one = register_pass(graph, node, tile, lanes)
     # shuffles have one port
     issue = one.points * (node.flops_per_point or 1.0) / 2 / hw.fma_per_cycle + one.shuffles
-    fetch = one.loads / LOADS_PER_CYCLE
+    fetch = one.loads / LOADS_PER_CYCLE + one.picked / hw.vector_loads_per_cycle
     if node.kind != "reduce":
         return max(issue, fetch)
     spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain

@@ -30,11 +30,12 @@ from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.chunk import in_chunks, needs_chunks
 from tvm_ext.picker.company import exchange_us, in_company
 from tvm_ext.picker.gpu import pick_blocks
-from tvm_ext.picker.order import loop_order, plain_order
+from tvm_ext.picker.order import loop_order, square_order
 from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
+    picks,
     together,
 )
 from tvm_ext.picker.register import register_tiles
@@ -181,9 +182,10 @@ def pick_piece(
     else:
         rows = rows_plan(graph, hardware)
         found = [rows] if rows else []
-        if not (rows and along_rows(graph)):
-            tiles = tile_plans(graph, anchor, hardware, max(count, 1), core_tiles)
-            found = list(tiles) or found
+        lanes = hardware.lanes(widest_bytes(graph, node))
+        if not (rows and along_rows(graph)) or picks(graph, node, lanes):
+            tiles = list(tile_plans(graph, anchor, hardware, max(count, 1), core_tiles))
+            found = [*tiles, *(found if along_rows(graph) or not tiles else [])]
     if split := split_plan(graph, anchor, hardware):
         found.append(split)
     ranked = in_company(graph, sorted(found, key=_latency), hardware, alone=alone)
@@ -314,7 +316,7 @@ def tile_plans(
                 continue
             order = loop_order(graph, node, vector, core, hw)
             if is_square(node, register, lanes):
-                order = plain_order(node)
+                order = square_order(graph, node, register, hw)
             plan = TilePlan(
                 rule="tile",
                 anchor=anchor,

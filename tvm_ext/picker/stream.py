@@ -8,8 +8,8 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import lanes_for
 from tvm_ext.picker.anchor import widest_bytes
-from tvm_ext.picker.perf import EVEN_TASKS, USABLE, Candidate, Estimate
-from tvm_ext.picker.traffic import gathered_us, holding_gbps
+from tvm_ext.picker.perf import EVEN_TASKS, USABLE, Candidate, Estimate, picked_loads
+from tvm_ext.picker.traffic import gathered_us, holding_gbps, overlapped_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import WINDOW_TAPS
 from tvm_ext.tile.fuse import row_tiles, tiles_of_row
@@ -133,6 +133,13 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     is written and read in the caches that hold a row of it."""
     cores = hw.cores if plan.parallel else 1
     whole = streaming(graph, hw, plan.lanes, cores)
+    picked = sum(
+        picked_loads(graph, node, access, Tile(node.extents), plan.lanes)
+        for node in graph.nodes
+        for access in node.reads
+    )
+    picking_us = picked / hw.vector_loads_per_cycle / (cores * hw.clock_ghz * 1e3)
+    compute_us = max(whole.compute_us, picking_us)
     row = plan.at("core")
     rows = row_count(graph, plan)
     tiles = tiles_of_row(graph, row, rows) or propagate(graph, plan.anchor, row)
@@ -140,15 +147,16 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     written = {i: graph.nodes[i].write.tensor for i in tiles}
     inner = {i: graph.tensors[tensor] for i, tensor in written.items() if tensor in read}
     row_bytes = sum(tiles[i].points * tensor.dtype_bytes for i, tensor in inner.items())
-    if not row_bytes:
+    if not row_bytes and not picked:
         return whole
     between = 2 * sum(tensor.size_bytes for tensor in inner.values())
     rate = holding_gbps(hw, row_bytes / USABLE, 1, sharing=cores) * cores
     memory_us = whole.memory_us + between / (rate * 1e3)
     launch_us = hw.launch_us if cores > 1 else 0.0
-    latency_us = max(whole.compute_us, memory_us) + launch_us
-    bound = "compute" if whole.compute_us > memory_us else whole.bound
-    return Estimate(latency_us, whole.compute_us, memory_us, bound)
+    hidden_us = overlapped_us(picking_us, memory_us)
+    latency_us = max(compute_us, memory_us, hidden_us if picked else 0.0) + launch_us
+    bound = "compute" if compute_us > memory_us else whole.bound
+    return Estimate(latency_us, compute_us, memory_us, bound)
 
 
 def _worth_parallel(graph: TileGraph, hw: HardwareModel, lanes: int) -> bool:

@@ -1,0 +1,134 @@
+"""Vectors whose elements lie apart, and vectors of which only some are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from guard_pages import between_pages
+
+from tvm_ext.hardware import resolve
+from tvm_ext.hardware.catalog import get
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.tvm_api import IRModule, PrimFunc, Schedule, target_of, te, tirx, tvm
+from tvm_ext.tvm_lowering import TIR_PIPELINE
+
+RANDOM = np.random.default_rng(5)
+HOST = resolve("cpu")
+Value = Callable[[Any], Any]
+
+
+def vectors(lanes: int, count: int, value: Value, *given: Any) -> PrimFunc:
+    """y[i] = value(i), in vectors."""
+    y = te.compute((count,), value, name="y")
+    schedule = Schedule(te.create_prim_func([*given, y]))
+    (loop,) = schedule.get_loops(schedule.get_sblock("y"))
+    _, inner = schedule.split(loop, [None, lanes])
+    schedule.vectorize(inner)
+    return schedule.mod["main"].with_attr({"global_symbol": "main"})
+
+
+def compiled(func: PrimFunc, hardware: HardwareModel = HOST) -> Any:
+    target = target_of(hardware.target)
+    with target:
+        return tvm.compile(IRModule({"main": func}), target=target, tir_pipeline=TIR_PIPELINE)
+
+
+def check(func: PrimFunc, expected: np.ndarray, *given: np.ndarray) -> None:
+    """Results are those expected, and nothing beside the tensors is read."""
+    main = compiled(func).jit()["main"]
+    for at_end in (False, True):
+        y = np.full_like(expected, 77)
+        main(
+            *(tvm_ffi.from_dlpack(between_pages(one, at_end)) for one in given),
+            tvm_ffi.from_dlpack(y),
+        )
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int8", "uint8"])
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize("stride", [2, 3, 4, 5, 8, -1, -2, -3])
+def test_elements_apart_are_picked(stride: int, lanes: int, dtype: str) -> None:
+    count = 3 * lanes
+    size = (count - 1) * abs(stride) + 1
+    begin = 0 if stride > 0 else size - 1
+    x = te.placeholder((size,), dtype, "x")
+    func = vectors(lanes, count, lambda i: x[i * stride + begin], x)
+    values = RANDOM.integers(-100, 100, size).astype(dtype)
+    check(func, values[::stride], values)
+
+
+@pytest.mark.parametrize("machine", ["cpu/x86-sse", "cpu/x86-avx2", "cpu/x86-avx512"])
+@pytest.mark.parametrize("stride", [2, -1])
+def test_whole_vectors_are_loaded(stride: int, machine: str) -> None:
+    hardware = get(machine)
+    lanes, begin = hardware.lanes(4), 0 if stride > 0 else 300
+    x = te.placeholder((512,), "float32", "x")
+    code = compiled(vectors(lanes, 96, lambda i: x[i * stride + begin], x), hardware)
+    assert "insertps" not in code.mod.inspect_source("asm")
+
+
+def padded(x: Any, before: int, fill: float) -> Value:
+    size = int(x.shape[0])
+
+    def element(i: Any) -> Any:
+        inside = tirx.all(before <= i, i < size + before)
+        return tirx.if_then_else(inside, x[i - before], tirx.const(fill, x.dtype))
+
+    return element
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int8"])
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 3), (5, 20), (40, 1)])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_padding_is_not_read(lanes: int, before: int, after: int, dtype: str) -> None:
+    x = te.placeholder((37,), dtype, "x")
+    func = vectors(lanes, 37 + before + after, padded(x, before, 3), x)
+    values = RANDOM.integers(-100, 100, 37).astype(dtype)
+    check(func, np.pad(values, (before, after), constant_values=3), values)
+
+
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_parts_are_joined(lanes: int) -> None:
+    """Nested choices, arithmetic on what was chosen, and a number read for all lanes."""
+    sizes = (13, 29, 10)
+    names = [
+        te.placeholder((size,), "float32", name) for size, name in zip(sizes, "abc", strict=True)
+    ]
+    a, b, c = names
+
+    def element(i: Any) -> Any:
+        rest = tirx.if_then_else(i < 42, b[i - 13] * 2.0, c[i - 42] - 1.0)
+        return tirx.max(tirx.if_then_else(i < 13, a[i] + 1.0, rest), tirx.const(-0.5, "float32"))
+
+    values = [RANDOM.standard_normal(size).astype("float32") for size in sizes]
+    joined = np.concatenate([values[0] + 1, values[1] * 2, values[2] - 1])
+    check(
+        vectors(lanes, sum(sizes), element, *names), np.maximum(joined, np.float32(-0.5)), *values
+    )
+
+
+def test_what_is_read_for_all_lanes_is_not_read_where_none_wants_it() -> None:
+    """The last element of a row, but for the first vector, for which there is none."""
+    x = te.placeholder((2,), "float32", "x")
+    func = vectors(
+        16, 48, lambda i: tirx.if_then_else(i < 20, 0.0, x[tirx.floordiv(i, 16) - 1] + 1.0), x
+    )
+    expected = np.repeat(np.float32([0, 5, 7]), [20, 12, 16])
+    check(func, expected, np.float32([4, 6]))
+
+
+@pytest.mark.parametrize(
+    ("machine", "instruction"),
+    [("cpu/x86-avx2", "vmaskmovps"), ("cpu/x86-avx512", "{%k"), ("cpu/x86-sse", "")],
+)
+def test_machines_with_masks_load_under_one(machine: str, instruction: str) -> None:
+    hardware = get(machine)
+    x = te.placeholder((100,), "float32", "x")
+    func = vectors(hardware.lanes(4), 112, padded(x, 3, 0.0), x)
+    code = compiled(func, hardware).mod.inspect_source("asm")
+    assert (instruction in code) if instruction else ("maskmov" not in code)

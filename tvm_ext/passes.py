@@ -37,6 +37,7 @@ from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.look_up_bytes import LookUpBytes
 from tvm_ext.graph.lower_counted import LowerCounted
 from tvm_ext.graph.lower_einsum import LowerEinsum
+from tvm_ext.graph.lower_grid_sample import LowerGridSample
 from tvm_ext.graph.lower_non_max import LowerNonMax
 from tvm_ext.graph.lower_resize import LowerResize
 from tvm_ext.graph.lower_roi_align import LowerRoiAlign
@@ -95,6 +96,7 @@ __all__ = [
     "LookUpBytes",
     "LowerCounted",
     "LowerEinsum",
+    "LowerGridSample",
     "LowerNonMax",
     "LowerResize",
     "LowerRoiAlign",
@@ -167,7 +169,7 @@ def graph_passes(
     )
     on_cuda = hardware.kind == "cuda"
     in_phases = [] if on_cuda else [StitchGlobal(predict_us, explain)]
-    written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign, LowerResize)
+    written = (LowerTopK, LowerNonMax, LowerCounted, LowerRoiAlign, LowerGridSample, LowerResize)
     by_kind = [LowerScan()] if on_cuda else [lowering(hardware) for lowering in written]
     widened = [] if on_cuda else [Widen()]
     return [

@@ -14,7 +14,7 @@
   top_k     the first elements of a row in order;  non_max: the best boxes of each class
   written   loops and vectors that these are written with, and
   non_zero  places of what is not zero;  scatter_rows: rows put in places
-  roi_align  regions of images;  resize: planes, enlarged
+  roi_align  regions of images;  grid_sample: images at points;  resize: planes, enlarged
   arg       argmax and argmin as two reductions
   maths     exp, log, tanh, erf and what is made of them as polynomials with stated bounds
   power     x**y;  trigonometry: sine and cosine;  inverse: arc and hyperbolic functions

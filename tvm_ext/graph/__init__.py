@@ -4,8 +4,8 @@ In the order the pipeline runs them:
   widen          numbers of 16 bits are computed with as numbers of 32 (not on GPUs)
   lower_einsum   einsums to matrix products; lower_split: splits to slices; lower_scan: cumulative
                  sums on GPUs; lower_top_k, lower_non_max, lower_counted, lower_roi_align,
-                 lower_resize: rows' first elements, boxes, what is not zero, regions and planes
-                 resampled, on CPUs
+                 lower_grid_sample, lower_resize: rows' first elements, boxes, what is not zero,
+                 regions, images at points and planes resampled, on CPUs
                  (written_kernel: how both are called)
   normalise      dataflow blocks, inference operators, no dead code
   common_subexpr  equal expressions once, weights not looked at; of normalise and share

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm_ext.compute.grid_sample import GridSample
 from tvm_ext.compute.non_max import NonMaxSuppression
 from tvm_ext.compute.non_zero import NonZero
 from tvm_ext.compute.resize import Resize
@@ -21,7 +22,7 @@ from tvm_ext.graph.legalise_norm import STANDS_ALONE
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import IRModule, mark_written, relax, rewritten, static_extents, te
 
-WrittenKernel = TopK | NonMaxSuppression | NonZero | Resize | RoiAlign | ScatterRows
+WrittenKernel = TopK | NonMaxSuppression | NonZero | Resize | RoiAlign | GridSample | ScatterRows
 Lower = Callable[[Any, Any, HardwareModel], Any]
 """What a call becomes, by a block builder and for a machine; None if it stays."""
 LEAST_CYCLES = 20_000

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tvm_ext.graph.plan_memory import (
     ALIGNED,
+    PAGE,
     Life,
     PlanMemory,
+    apart,
     lifetimes,
     middle,
     share,
@@ -65,6 +67,22 @@ def test_tensors_lie_in_the_middle_of_their_blocks(tensors: list[Life]) -> None:
         assert 0 <= after - before < 2 * ALIGNED
 
 
+@given(lives())
+def test_no_two_blocks_take_as_many_pages(tensors: list[Life]) -> None:
+    """Nor as many as a tensor with memory of its own, while that is less than twice the memory."""
+    large = [one._replace(bytes=40 * PAGE + one.bytes) for one in tensors]
+    _, owners = share(large)
+    found = apart(owners, [40 * PAGE + 1])
+    pages = [
+        -(-new.bytes // PAGE) for new, old in zip(found, owners, strict=True) if not old.symbols
+    ]
+    assert len({41, *pages}) == 1 + len(pages)
+    for new, old in zip(found, owners, strict=True):
+        assert old.bytes <= new.bytes < 2 * old.bytes + PAGE
+        assert new.bytes == old.bytes or not old.symbols
+        assert new.bytes % ALIGNED == 0
+
+
 def steps(step: Callable[[te.Tensor], te.Tensor], count: int, x: Any, *returned: int) -> IRModule:
     """`step` after `step`, beginning with x; the results of some are returned beside the last."""
     builder = relax.BlockBuilder()
@@ -101,6 +119,13 @@ def test_a_chain_needs_two_places_and_results_keep_their_own_memory() -> None:
     assert script.count("R.memory.alloc_storage") == 2
     assert script.count("R.memory.alloc_tensor") == 4
     assert script.count("R.builtin.alloc_tensor") == 2
+
+
+def test_results_have_blocks_of_no_other_tensor() -> None:
+    """Two results of 16 pages, and two blocks of more."""
+    script = PlanMemory()(chain(6, returned=3, rows=16 * 64)).script()
+    sizes = re.findall(r"alloc_storage\(R.shape\(\[(\d+)\]\)", script)
+    assert [-(-int(size) // PAGE) for size in sizes] == [17, 18]
 
 
 def shrinking(rows: Any) -> IRModule:

@@ -7,10 +7,12 @@ import pytest
 from graphs import GraphBuilder, conv, depthwise, elementwise, looked_up, matmul, pool, transpose
 
 from tvm_ext.hardware import get
+from tvm_ext.picker.company import exchange_us
 from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order, square_order
 from tvm_ext.picker.perf import LINES_CROSSED, picked_loads
 from tvm_ext.tile import Tile, TileGraph
 from tvm_ext.tile.classify import vector_axis
+from tvm_ext.tile.plan import LevelTile, TilePlan
 
 HARDWARE = get("cpu/x86-avx512")
 
@@ -87,26 +89,56 @@ def test_taps_along_rows_are_not_the_inner_loop_over_few_channels(
     assert reduce_order(node) == (*(taps[place] for place in order), inner)
 
 
+def turned(channels: int, size: int, *, back: bool = False) -> TileGraph:
+    """Planes to channels last, or back to planes."""
+    planes, last = (channels, size, size), (size, size, channels)
+    build = GraphBuilder("turned")
+    x = build.tensor("x", last if back else planes, "input")
+    y = build.tensor("y", planes if back else last, "output")
+    axes = {"c": channels, "h": size, "w": size}
+    names = ("c", "h", "w"), ("h", "w", "c")
+    read, written = names if not back else reversed(names)
+    at = [[{name: 1} for name in one] for one in (read, written)]
+    build.node("turn", {name: axes[name] for name in written}, [(x, at[0])], (y, at[1]), 0.0)
+    return build.graph()
+
+
 @pytest.mark.parametrize(
-    ("shape", "lanes", "order"),
+    ("channels", "size", "back", "order"),
     [
-        ((96, 56), 16, (0, 1)),
-        ((96, 56 * 56), 16, (1, 0)),
-        ((1 << 14, 256), 16, (0, 1)),
-        ((512, 49), 4, (0, 1)),
-        ((96, 512), 4, (1, 0)),
+        (128, 35, False, "hcw"),
+        (128, 35, True, "hcw"),
+        (512, 16, False, "hwc"),
+        (96, 112, False, "chw"),
+        (96, 112, True, "chw"),
     ],
 )
 def test_a_transposition_walks_along_few_pages(
-    shape: tuple[int, int], lanes: int, order: tuple[int, int]
+    channels: int, size: int, back: bool, order: str
 ) -> None:
-    """y[i, j] = x[j, i]: whole lines in a core's own caches in plain order, all else by the nearest
-    axis, of 4 lanes too, which take a line in four parts."""
-    hw = msgspec.structs.replace(HARDWARE, cores=1)
-    columns, rows = shape
-    graph = transpose(rows, columns)
-    assert (graph.io_bytes > hw.own_cache_bytes) == (columns * rows * 8 > 1 << 20)
-    assert square_order(graph, graph.nodes[0], Tile((lanes, lanes)), hw) == order
+    """Row by row in the cores' own caches, and beyond them by the nearest axis."""
+    graph = turned(channels, size, back=back)
+    held = graph.io_bytes <= HARDWARE.own_cache_bytes * 2
+    assert held == (order[0] == "h")
+    node, hw = graph.nodes[0], msgspec.structs.replace(HARDWARE, cores=2)
+    square = Tile(tuple(16 if axis.name in "cw" else 1 for axis in node.axes))
+    found = square_order(graph, node, square, hw)
+    assert "".join(node.axes[axis].name for axis in found) == order
+
+
+@pytest.mark.parametrize(("channels", "size"), [(96, 56), (512, 3)])
+def test_rows_stay_with_their_core_on_the_way_back_to_planes(channels: int, size: int) -> None:
+    """Cut along them, a core finds what it wrote; where they are short it shares every line."""
+    graph = turned(channels, size, back=True)
+    hw = msgspec.structs.replace(HARDWARE, cores=2)
+
+    def cut(core: tuple[int, int, int], count: int) -> float:
+        tiles = LevelTile("core", Tile(core)), LevelTile("register", Tile((1, 1, 1)))
+        return exchange_us(graph, TilePlan("tile", 0, tiles, (0, 1, 2), count, 16), hw)
+
+    by_rows = cut((channels, -(-size // 2), size), 2)
+    by_channels = cut((channels // 2, size, size), 1)
+    assert (by_rows < by_channels) == (size > 3)
 
 
 def test_planes_that_are_pooled_are_walked_as_they_lie() -> None:

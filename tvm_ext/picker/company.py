@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.perf import Candidate, pieces
 from tvm_ext.picker.traffic import gathered_us, handed_on_us
-from tvm_ext.tile.classify import packed_reads
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
-from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 
 SHARED_OUT = ("tile", "split")
 """Rules whose plans cut what cores share out in different ways."""
 IN_ORDER = ("flat", "rows")
 """Rules whose plans go through memory once, on one core or on all."""
+SEAM_CYCLES = 60.0
+"""Of a line that two cores write: it goes there and back (512 channels of 7 x 7 back to planes 3 us
+by channels, 21 by rows; 320 of 14 x 14 behind a convolution 58.3 and 56.5)."""
 TOLD_APART = 1.002
 """Factor between predictions below which they say nothing."""
 
@@ -37,6 +43,22 @@ def in_company(
     return [first, *(candidate for candidate in ranked if candidate is not first)]
 
 
+def _kept(node: TileNode, long: list[int]) -> list[int]:
+    """The axis along which a core keeps what is its own: the outermost one. Of a transposition that
+    is either that of what it reads or that of what it writes, whichever lies along no rows: planes
+    to channels last and back are both cut along the height."""
+    across = transposed_axis(node)
+    if across is None:
+        return long[:1]
+    return [axis for axis in long if axis not in (across, node.space[-1])][:1] or long[:1]
+
+
+def _seams_us(node: TileNode, core: Tile, cut: list[int], hw: HardwareModel) -> float:
+    """Time for the lines that two cores write a part of each, where pieces of theirs meet."""
+    parts = prod(-(-node.axes[axis].extent // core.extents[axis]) for axis in cut)
+    return pieces(node, core) * (parts - 1) * SEAM_CYCLES / hw.cores / hw.clock_ghz / 1e3
+
+
 def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """What a plan costs the kernels before and after it: activations that other cores have or want,
     as far as caches of a core hold them.
@@ -53,8 +75,8 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     node, core = graph.nodes[plan.anchor], plan.at("core")
     long = [axis for axis in node.space if node.axes[axis].extent > 1]
     cut = [axis for axis in long if core.extents[axis] < node.axes[axis].extent]
-    if plan.parallel and cut == long[:1] and not sums_columns(graph, node):
-        return 0.0
+    if plan.parallel and cut == _kept(node, long) and not sums_columns(graph, node):
+        return _seams_us(node, core, cut, hw) if cut != long[:1] else 0.0
     # weights come from memory, whoever reads them
     whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
     weights = {access.tensor for access in (*packed_reads(node), *whole)}

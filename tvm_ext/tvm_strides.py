@@ -1,14 +1,16 @@
-"""Vectors of elements that lie a few places apart: whole vectors are loaded, and elements picked.
+"""Vectors of elements that lie a known way apart: whole vectors are loaded, and elements picked.
 
-    x[ramp(i, 2, 16)]  →  shuffle(x[ramp(i, 1, 16)], x[ramp(i + 15, 1, 16)])
+    x[ramp(i, 2, 16)]                 →  shuffle(x[ramp(i, 1, 16)], x[ramp(i + 15, 1, 16)])
+    x[broadcast(i) + ramp(0..15) / 2] →  shuffle(x[ramp(i, 1, 8)])
 
-TVM loads such a vector element by element, 16 loads and as many instructions to put them together.
-Nothing is read beyond the first and the last element: the last vector ends there.
+TVM loads such vectors element by element, and puts as many together. Nothing is read beyond the
+first and the last element: the last vector ends there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 from tvm_ext.tvm_api import (
     IRModule,
@@ -18,40 +20,92 @@ from tvm_ext.tvm_api import (
     structural_walk,
     tirx,
 )
-from tvm_ext.vectors import picks_elements
+from tvm_ext.vectors import whole_loads
+
+_KINDS = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod,
+    tirx.Div: operator.floordiv,
+    tirx.Mod: operator.mod,
+}
+"""Of numbers that are not negative, as lanes are."""
+
+
+class _Places(NamedTuple):
+    """Where the elements of a vector lie: at numbers behind a place that is not known."""
+
+    base: Any
+    offsets: tuple[int, ...]
+
+
+def _places(index: Any) -> _Places | None:
+    """Those of a vector's index; None where they are data, or the vector is a whole one."""
+    if isinstance(index, tirx.Ramp):
+        if not isinstance(index.stride, tirx.IntImm):
+            return None
+        stride = int(index.stride)
+        return _Places(index.base, tuple(stride * lane for lane in range(int(index.lanes))))
+    if isinstance(index, tirx.Add):
+        for base, rest in ((index.a, index.b), (index.b, index.a)):
+            if isinstance(base, tirx.Broadcast) and (numbers := _numbers(rest)):
+                return _Places(base.value, numbers)
+    return None
+
+
+def _numbers(expr: Any) -> tuple[int, ...] | None:
+    """A vector that is known, none of its elements negative."""
+    found: tuple[int, ...] | None = None
+    if isinstance(expr, tirx.Broadcast) and isinstance(expr.value, tirx.IntImm):
+        found = (int(expr.value),) * int(expr.lanes)
+    elif isinstance(expr, tirx.Ramp):
+        if isinstance(expr.base, tirx.IntImm) and isinstance(expr.stride, tirx.IntImm):
+            begin, step = int(expr.base), int(expr.stride)
+            found = tuple(begin + step * lane for lane in range(int(expr.lanes)))
+    elif type(expr) in _KINDS:
+        both = _numbers(expr.a), _numbers(expr.b)
+        if both[0] is not None and both[1] is not None:
+            divides = type(expr) not in (tirx.Add, tirx.Sub, tirx.Mul)
+            if not (divides and 0 in both[1]):
+                found = tuple(map(_KINDS[type(expr)], *both))
+    return found if found and min(found) >= 0 else None
 
 
 def _is_apart(load: Any) -> bool:
-    index = load.indices[-1]
-    known = isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm)
-    return known and picks_elements(int(index.stride), int(index.lanes))
+    places = _places(load.indices[-1]) if str(load.source.dtype) != "bool" else None
+    return places is not None and whole_loads(places.offsets) is not None
 
 
 def _picked(load: Any) -> Any:
     """The same vector, a shuffle for every load after the first."""
-    if not _is_apart(load) or str(load.source.dtype) == "bool":
+    if not _is_apart(load):
         return load
     *outer, index = load.indices
-    stride, lanes = int(index.stride), int(index.lanes)
-    span = (lanes - 1) * abs(stride)  # from the first element in memory to the last
-    first = index.base if stride > 0 else index.base - span
-    places = [stride * lane + (span if stride < 0 else 0) for lane in range(lanes)]
-    begins = [min(number * lanes, span + 1 - lanes) for number in range(abs(stride))]
+    places = _places(index)
+    loads = whole_loads(places.offsets) if places else None
+    assert places is not None
+    assert loads is not None
+    width, begins = loads
+    owners = [next(n for n, at in enumerate(begins) if o < at + width) for o in places.offsets]
     parts = [
-        tirx.BufferLoad(load.source, [*outer, tirx.Ramp(first + begin, 1, lanes)])
+        tirx.BufferLoad(load.source, [*outer, tirx.Ramp(places.base + begin, 1, width)])
         for begin in begins
     ]
-    owners = [min(place // lanes, len(parts) - 1) for place in places]
-    if len(parts) == 1:
-        return tirx.Shuffle(parts, _constants(places))
-    found = parts[0]
-    for number, part in enumerate(parts[1:], start=1):
-        kept = places if number == 1 else range(lanes)
-        indices = [
-            lanes + place - begins[number] if owner == number else min(at, lanes - 1)
-            for place, owner, at in zip(places, owners, kept, strict=True)
+    within = [o - begins[owner] for o, owner in zip(places.offsets, owners, strict=True)]
+    first = [
+        at + width * owner if owner < 2 else 0 for at, owner in zip(within, owners, strict=True)
+    ]
+    # what is shuffled has to have as many elements
+    given = [*parts[:2], *(parts[0] for _ in range(len(first) // width - len(parts)))]
+    found = tirx.Shuffle(given, _constants(first))
+    for number, part in enumerate(parts[2:], start=2):  # they are as wide as the vector
+        picked = [
+            width + at if owner == number else lane
+            for lane, (at, owner) in enumerate(zip(within, owners, strict=True))
         ]
-        found = tirx.Shuffle([found, part], _constants(indices))
+        found = tirx.Shuffle([found, part], _constants(picked))
     return found
 
 

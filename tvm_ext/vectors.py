@@ -3,13 +3,37 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 LEAST_PICKED = 4
 """Elements of a vector that is worth picking from others; shorter ones are put together as soon."""
 
 
+class WholeLoads(NamedTuple):
+    """Vectors of so many elements, and where they begin."""
+
+    width: int
+    begins: tuple[int, ...]
+
+
+def whole_loads(places: Sequence[int]) -> WholeLoads | None:
+    """The vectors from which those elements are picked, none of them reaching beyond the first and
+    the last; None where elements lie side by side, or too far apart for fewer loads than half of
+    them."""
+    lanes, first = len(places), min(places)
+    span = max(places) - first + 1
+    if lanes < LEAST_PICKED or span == 1 or list(places) == list(range(first, first + lanes)):
+        return None
+    width = min(lanes, 1 << (span.bit_length() - 1))
+    count = -(-span // width)
+    if 2 * count > lanes:
+        return None
+    return WholeLoads(width, tuple(first + min(n * width, span - width) for n in range(count)))
+
+
 def picks_elements(stride: int | None, lanes: int) -> bool:
-    """Whether vectors of elements so far apart are loaded whole, as many as there are places from
-    one to the next, and their elements picked: fewer loads than elements."""
-    if stride is None or stride == 1 or lanes < LEAST_PICKED:
+    """Whether vectors of elements so far apart are loaded whole, and their elements picked."""
+    if stride is None or stride == 1 or 2 * abs(stride) > lanes:
         return False
-    return 0 < 2 * abs(stride) <= lanes
+    return whole_loads([stride * lane for lane in range(lanes)]) is not None

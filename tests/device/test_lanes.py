@@ -72,6 +72,18 @@ def test_whole_vectors_are_loaded(stride: int, machine: str) -> None:
     assert "insertps" not in code.mod.inspect_source("asm")
 
 
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_elements_that_repeat_are_loaded_once(times: int, lanes: int) -> None:
+    """An image enlarged along its rows: where vectors begin with another element, as of thirds, and
+    where they do not."""
+    x = te.placeholder((3 * lanes,), "float32", "x")
+    count = 3 * lanes * times
+    func = vectors(lanes, count, lambda i: x[tirx.floordiv(i, times)], x)
+    values = RANDOM.standard_normal(3 * lanes).astype("float32")
+    check(func, np.repeat(values, times), values)
+
+
 def padded(x: Any, before: int, fill: float) -> Value:
     size = int(x.shape[0])
 

@@ -71,6 +71,12 @@ def test_weights_that_a_core_holds_are_read_again_where_it_cannot_hold_the_rows(
     assert not is_plain(graph, 0)
 
 
+def test_weights_of_a_short_sum_stay_in_registers() -> None:
+    """Rows of 3 and of 9 elements by 256: the first sum is straight code, with columns outside."""
+    assert not is_plain(matmul(4096, 256, 3, block=32), 0)
+    assert is_plain(matmul(4096, 256, 9, block=32), 0)
+
+
 def test_a_single_row_reads_its_weights_once_in_any_order() -> None:
     graph = conv(1, 28, 128, 256, kernel=1)
     anchor = next(place for place, node in enumerate(graph.nodes) if node.kind == "reduce")

@@ -22,6 +22,10 @@ HELD = 0.5
 """Part of a core's own caches that counts as room: weights that have it are read again for each row
 where the rows have not (3136 rows of 256 by 160: 1.14 times faster)."""
 
+SHORT_SUM = 8
+"""Steps of a sum that LLVM turns into straight code (4096 rows of 3 by 256: columns inside 74 us,
+rows 44)."""
+
 FEW = 8
 """Channels of a first layer, whose taps LLVM sees unrolled (3 to 32 channels of 112 x 112 by 3 x 3:
 212 us, taps along rows outside 163; 3 to 64 of 111 x 111: 357 and 274)."""
@@ -113,7 +117,10 @@ def _are_read_again(
     graph: TileGraph, node: TileNode, weights: list[Access], core: Tile, hw: HardwareModel
 ) -> bool:
     """Whether several rows of a core tile go over its weights, and those are small, or a core's own
-    caches have room for them but not for the rows."""
+    caches have room for them but not for the rows. Of a sum so short that registers hold the
+    weights they stay there."""
+    if prod(node.axes[axis].extent for axis in node.reduce) <= SHORT_SUM:
+        return False
     whole = whole_reduction(node, core)
     held = sum(access_bytes(graph, read, whole) for read in weights)
     rows = [axis for axis in node.space if not any(read.uses(axis) for read in weights)]

@@ -32,6 +32,7 @@ _KINDS = {
     tirx.Mod: operator.mod,
 }
 """Of numbers that are not negative, as lanes are."""
+_DIVIDE = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 class _Places(NamedTuple):
@@ -44,9 +45,9 @@ class _Places(NamedTuple):
 def _places(index: Any) -> _Places | None:
     """Those of a vector's index; None where they are data, or the vector is a whole one."""
     if isinstance(index, tirx.Ramp):
-        if not isinstance(index.stride, tirx.IntImm):
+        stride = int(index.stride) if isinstance(index.stride, tirx.IntImm) else 1
+        if stride == 1:
             return None
-        stride = int(index.stride)
         return _Places(index.base, tuple(stride * lane for lane in range(int(index.lanes))))
     if isinstance(index, tirx.Add):
         for base, rest in ((index.a, index.b), (index.b, index.a)):
@@ -64,12 +65,10 @@ def _numbers(expr: Any) -> tuple[int, ...] | None:
         if isinstance(expr.base, tirx.IntImm) and isinstance(expr.stride, tirx.IntImm):
             begin, step = int(expr.base), int(expr.stride)
             found = tuple(begin + step * lane for lane in range(int(expr.lanes)))
-    elif type(expr) in _KINDS:
-        both = _numbers(expr.a), _numbers(expr.b)
-        if both[0] is not None and both[1] is not None:
-            divides = type(expr) not in (tirx.Add, tirx.Sub, tirx.Mul)
-            if not (divides and 0 in both[1]):
-                found = tuple(map(_KINDS[type(expr)], *both))
+    elif step_of := _KINDS.get(type(expr)):
+        left, right = _numbers(expr.a), _numbers(expr.b)
+        if left and right and not (0 in right and type(expr) in _DIVIDE):
+            found = tuple(map(step_of, left, right))
     return found if found and min(found) >= 0 else None
 
 
@@ -113,11 +112,19 @@ def _constants(numbers: list[int]) -> list[Any]:
     return [tirx.const(number, "int32") for number in numbers]
 
 
+def _may_be_apart(ramp: Any) -> bool:
+    """Whether a vector's places may be others than one behind the other: there are fewer ramps than
+    loads to look at."""
+    return isinstance(ramp.base, tirx.IntImm) or not (
+        isinstance(ramp.stride, tirx.IntImm) and int(ramp.stride) == 1
+    )
+
+
 @tirx.transform.prim_func_pass(opt_level=0, name="PickStrided")
 def pick_strided(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Such vectors by whole loads, wherever a function has them."""
     found: list[bool] = []
-    structural_walk(func.body, (TensorLoad, lambda load: found.append(_is_apart(load))))
+    structural_walk(func.body, (tirx.Ramp, lambda ramp: found.append(_may_be_apart(ramp))))
     if not any(found):
         return func
     return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))

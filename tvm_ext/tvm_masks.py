@@ -54,7 +54,8 @@ class _Vector:
         moved = substitute(expr, {self._lane: self._lane + 1})
         if not Analyzer().can_prove_equal(moved - expr, 1):
             raise _Scalar
-        return tirx.Ramp(substitute(expr, self._first), 1, self._lanes)
+        step = tirx.const(1, str(expr.ty.dtype))
+        return tirx.Ramp(substitute(expr, self._first), step, self._lanes)
 
     def mask(self, condition: Any) -> Any:
         """Where a condition holds."""
@@ -128,7 +129,7 @@ def _masked(loop: Any) -> Any:
     if not all(isinstance(extent, tirx.IntImm) for extent in extents) or int(loop.min):
         return loop
     known = int(loop.extent) in LANES and str(store.buffer.dtype) in ELEMENTS
-    if not known or not _chooses(store.value, loop.loop_var):
+    if loop.kind != tirx.ForKind.SERIAL or not known or not _chooses(store.value, loop.loop_var):
         return loop
     whole = _Vector(loop)
     try:

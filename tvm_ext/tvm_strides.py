@@ -88,8 +88,9 @@ def _picked(load: Any) -> Any:
     assert loads is not None
     width, begins = loads
     owners = [next(n for n, at in enumerate(begins) if o < at + width) for o in places.offsets]
+    step = tirx.const(1, str(places.base.ty.dtype))
     parts = [
-        tirx.BufferLoad(load.source, [*outer, tirx.Ramp(places.base + begin, 1, width)])
+        tirx.BufferLoad(load.source, [*outer, tirx.Ramp(places.base + begin, step, width)])
         for begin in begins
     ]
     within = [o - begins[owner] for o, owner in zip(places.offsets, owners, strict=True)]

@@ -15,6 +15,8 @@ from tvm_ext.hardware.catalog import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import IRModule, PrimFunc, Schedule, target_of, te, tirx, tvm
 from tvm_ext.tvm_lowering import TIR_PIPELINE
+from tvm_ext.tvm_masks import load_masked
+from tvm_ext.tvm_strides import pick_strided
 
 RANDOM = np.random.default_rng(5)
 HOST = resolve("cpu")
@@ -144,3 +146,23 @@ def test_machines_with_masks_load_under_one(machine: str, instruction: str) -> N
     func = vectors(hardware.lanes(4), 112, padded(x, 3, 0.0), x)
     code = compiled(func, hardware).mod.inspect_source("asm")
     assert (instruction in code) if instruction else ("maskmov" not in code)
+
+
+@pytest.mark.parametrize("lowering", [pick_strided, load_masked])
+def test_places_may_be_wide(lowering: Any) -> None:
+    """Places of 64 bits, as in tensors that 32 do not count."""
+    place = tirx.Var("place", "int64")
+    x, y = (tirx.decl_buffer((1 << 33,), "float32", name) for name in "xy")
+    lane = tirx.Var("lane", "int64")
+    count, one = tirx.const(16, "int64"), tirx.const(1, "int64")
+    if lowering is pick_strided:
+        ramp = tirx.Ramp(place, tirx.const(2, "int64"), 16)
+        body = tirx.BufferStore(y, tirx.BufferLoad(x, [ramp]), [tirx.Ramp(place, one, 16)])
+    else:
+        chosen = tirx.if_then_else(place + lane > 3, x[place + lane], tirx.const(0.0, "float32"))
+        store = tirx.BufferStore(y, chosen, [place + lane])
+        body = tirx.For(lane, tirx.const(0, "int64"), count, tirx.ForKind.SERIAL, store)
+    target = target_of(get("cpu/x86-avx512").target)
+    func = tirx.PrimFunc([place, x, y], body).with_attr("target", target)
+    changed = lowering(IRModule({"main": func}))["main"].script()
+    assert ("Shuffle" if lowering is pick_strided else "masked_load") in changed

@@ -38,7 +38,18 @@ CASES: dict[str, tuple[Results, tuple[int, ...]]] = {
         lambda b, x, made: relax.Tuple([made[0], relax.const(np.zeros(3, "float32"))]),
         (0,),
     ),
-    "view": (lambda b, x, made: b.emit(relax.op.reshape(made[0], (32,))), ()),
+    "view": (lambda b, x, made: b.emit(relax.op.reshape(made[0], (32,))), (0,)),
+    "view of an input": (lambda b, x, made: b.emit(relax.op.reshape(x, (32,))), ()),
+    "beside its view": (
+        lambda b, x, made: relax.Tuple([made[1], b.emit(relax.op.reshape(made[1], (32,)))]),
+        (0,),
+    ),
+    "view of a view": (
+        lambda b, x, made: b.emit(
+            relax.op.reshape(b.emit(relax.op.reshape(made[0], (2, 16))), (32,))
+        ),
+        (0,),
+    ),
     "field": (
         lambda b, x, made: relax.TupleGetItem(b.emit(relax.Tuple(made)), 1),
         (0,),

@@ -1,14 +1,15 @@
 """Which results of a function lie in memory that every call makes anew.
 
-Those can be handed to the caller as they are. An input, a constant, a view of one, and a tensor
-that is returned twice cannot: what the caller writes there would show elsewhere.
+Those can be handed to the caller as they are, and so can views of them. An input, a constant, a
+view of one, and a tensor that is returned twice cannot: what the caller writes there would show
+elsewhere.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.graph.memory_order import ALLOC
+from tvm_ext.graph.memory_order import ALLOC, VIEWS
 from tvm_ext.tvm_api import op_name, relax
 
 MAKES_ANEW = frozenset({ALLOC, "relax.call_tir"})
@@ -29,9 +30,10 @@ def own_outputs(function: Any) -> tuple[int, ...]:
             if isinstance(whole[0], relax.Tuple):
                 return origin(whole[0].fields[expr.index])
             return (*whole, expr.index)
-        if isinstance(values.get(expr), relax.Var | relax.Tuple | relax.TupleGetItem):
-            return origin(values[expr])
-        return (expr,)
+        value = values.get(expr)
+        if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
+            return origin(value)
+        return origin(value.args[0]) if op_name(value) in VIEWS else (expr,)
 
     returned = origin(getattr(function.body, "body", function.body))
     results = returned[0].fields if isinstance(returned[0], relax.Tuple) else [returned[0]]

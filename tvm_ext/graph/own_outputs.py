@@ -30,7 +30,7 @@ def own_outputs(function: Any) -> tuple[int, ...]:
             if isinstance(whole[0], relax.Tuple):
                 return origin(whole[0].fields[expr.index])
             return (*whole, expr.index)
-        value = values.get(expr)
+        value: Any = values.get(expr)
         if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
             return origin(value)
         return origin(value.args[0]) if op_name(value) in VIEWS else (expr,)

@@ -24,9 +24,9 @@ from tvm_ext.tvm_api import (
     structural_walk,
     substitute,
     tirx,
-    tvm,
     uses,
 )
+from tvm_ext.tvm_tables import may_use
 
 ISA = "avx2"
 """The instruction set from which on loads have masks."""
@@ -68,7 +68,7 @@ class _Vector:
     def value(self, expr: Any, mask: Any = None) -> Any:
         """The values, of which only those where the mask holds are wanted."""
         if not uses(expr, self._lane):
-            if mask is not None and reads(expr):  # perhaps where there is nothing
+            if mask is not None and _reads(expr):  # perhaps where there is nothing
                 raise _Scalar
             return tirx.Broadcast(expr, self._lanes)
         if isinstance(expr, TensorLoad):
@@ -101,7 +101,7 @@ class _Vector:
         return self.index(expr)
 
 
-def reads(expr: Any) -> bool:
+def _reads(expr: Any) -> bool:
     """Whether an expression loads anything."""
     found: list[Any] = []
     structural_walk(expr, (TensorLoad, found.append))
@@ -140,17 +140,9 @@ def _masked(loop: Any) -> Any:
         return loop
 
 
-def _has_masks(target: Any) -> bool:
-    """Whether LLVM may use masks."""
-    return str(target.kind) == "llvm" and ISA in map(
-        str, tvm.target.codegen.llvm_get_cpu_features(target)
-    )
-
-
 @tirx.transform.prim_func_pass(opt_level=0, name="LoadMasked")
 def load_masked(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Such vectors by masked loads, where the function's target has them."""
-    target = func.attrs.get("target", None) if func.attrs else None
-    if _CHOICE not in called(func.body) or target is None or not _has_masks(target):
+    if _CHOICE not in called(func.body) or not may_use(func, ISA):
         return func
     return func.with_body(structural_map(func.body, [(tirx.For, _masked)], order="post"))

@@ -72,20 +72,14 @@ def _numbers(expr: Any) -> tuple[int, ...] | None:
     return found if found and min(found) >= 0 else None
 
 
-def _is_apart(load: Any) -> bool:
-    places = _places(load.indices[-1]) if str(load.source.dtype) != "bool" else None
-    return places is not None and whole_loads(places.offsets) is not None
-
-
 def _picked(load: Any) -> Any:
-    """The same vector, a shuffle for every load after the first."""
-    if not _is_apart(load):
-        return load
+    """The same vector, a shuffle for every load after the first; the load itself where whole ones
+    do not serve."""
     *outer, index = load.indices
-    places = _places(index)
+    places = _places(index) if str(load.source.dtype) != "bool" else None
     loads = whole_loads(places.offsets) if places else None
-    assert places is not None
-    assert loads is not None
+    if places is None or loads is None:
+        return load
     width, begins = loads
     owners = [next(n for n, at in enumerate(begins) if o < at + width) for o in places.offsets]
     step = tirx.const(1, str(places.base.ty.dtype))

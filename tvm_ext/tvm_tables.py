@@ -34,10 +34,13 @@ def looked_up(table: Any, octet: Any) -> Any:
     return table[octet.astype("uint8").astype("int32")]
 
 
-def _has_it(target: Any) -> bool:
-    """Whether LLVM may use the instruction."""
-    return str(target.kind) == "llvm" and ISA in map(
-        str, tvm.target.codegen.llvm_get_cpu_features(target)
+def may_use(func: PrimFunc, isa: str) -> bool:
+    """Whether LLVM may use an instruction set for a function, as far as its target is known."""
+    target = func.attrs.get("target", None) if func.attrs else None
+    return (
+        target is not None
+        and str(target.kind) == "llvm"
+        and isa in map(str, tvm.target.codegen.llvm_get_cpu_features(target))
     )
 
 
@@ -90,7 +93,6 @@ def _picked(load: Any) -> Any:
 @tirx.transform.prim_func_pass(opt_level=0, name="PickBytes")
 def pick_bytes(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Vectors of entries by one instruction, where the function's target has it."""
-    target = func.attrs.get("target", None) if func.attrs else None
-    if not _may_look_up(func.body) or target is None or not _has_it(target):
+    if not _may_look_up(func.body) or not may_use(func, ISA):
         return func
     return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))

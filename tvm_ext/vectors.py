@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 LEAST_PICKED = 4
@@ -21,9 +22,12 @@ def whole_loads(places: Sequence[int]) -> WholeLoads | None:
     """The vectors from which those elements are picked, none of them reaching beyond the first and
     the last; None where elements lie side by side, or too far apart for fewer loads than half of
     them."""
-    lanes, first = len(places), min(places)
+    lanes = len(places)
+    if lanes < LEAST_PICKED:
+        return None
+    first = min(places)
     span = max(places) - first + 1
-    if lanes < LEAST_PICKED or span == 1 or list(places) == list(range(first, first + lanes)):
+    if span == 1 or list(places) == list(range(first, first + lanes)):
         return None
     width = min(lanes, 1 << (span.bit_length() - 1))
     count = -(-span // width)
@@ -32,8 +36,7 @@ def whole_loads(places: Sequence[int]) -> WholeLoads | None:
     return WholeLoads(width, tuple(first + min(n * width, span - width) for n in range(count)))
 
 
+@cache
 def picks_elements(stride: int | None, lanes: int) -> bool:
     """Whether vectors of elements so far apart are loaded whole, and their elements picked."""
-    if stride is None or stride == 1 or 2 * abs(stride) > lanes:
-        return False
-    return whole_loads([stride * lane for lane in range(lanes)]) is not None
+    return stride is not None and bool(whole_loads([stride * lane for lane in range(lanes)]))

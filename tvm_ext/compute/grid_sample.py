@@ -80,7 +80,7 @@ class GridSample:
         down, across = self.points
         with IRBuilder() as builder:
             with (
-                times(self.images * down, parallel=parallel) as number,
+                times(self.rows, parallel=parallel) as number,
                 times(across) as column,
             ):
                 each, row = tirx.floordiv(number, down), tirx.floormod(number, down)

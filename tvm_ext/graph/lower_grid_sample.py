@@ -5,8 +5,8 @@
     permute_dims(call_tir(grid_sample, permute_dims(x), grid))
 
 `ChannelsLast` has convolutions make what the kernel reads. As TVM wrote it each element works its
-point out anew, and is gathered by itself (64 channels of 56 x 56: 470 us, 40 so). Of a few channels
-neither matters, and planes stay what they are.
+point out anew, and is gathered by itself (64 channels of 56 x 56: 465 us, with what turns planes
+102 so). Of a few channels neither matters, and planes stay what they are.
 """
 
 from __future__ import annotations

@@ -153,8 +153,7 @@ def row_by_row(graph: TileGraph, hw: HardwareModel, plan: TilePlan) -> Estimate:
     rate = holding_gbps(hw, row_bytes / USABLE, 1, sharing=cores) * cores
     memory_us = whole.memory_us + between / (rate * 1e3)
     launch_us = hw.launch_us if cores > 1 else 0.0
-    hidden_us = overlapped_us(picking_us, memory_us)
-    latency_us = max(compute_us, memory_us, hidden_us if picked else 0.0) + launch_us
+    latency_us = max(whole.compute_us, overlapped_us(picking_us, memory_us)) + launch_us
     bound = "compute" if compute_us > memory_us else whole.bound
     return Estimate(latency_us, compute_us, memory_us, bound)
 

@@ -15,7 +15,7 @@ from tvm_ext.graph.concat_places import CONCAT_AXIS
 from tvm_ext.graph.steps import INPUT, steps
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick
-from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, constant, relax, te, tirx, topi
 

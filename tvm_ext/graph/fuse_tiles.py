@@ -25,7 +25,7 @@ from tvm_ext.graph.memory_order import fresh_bytes, type_bytes
 from tvm_ext.graph.merger import Explain, Predict
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.records.manifest import Fusion
-from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.strip import repeats, row_axes, strip_tiles
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import GenericConst, IRModule, PrimFunc, structural_walk, tvm

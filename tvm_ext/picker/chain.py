@@ -1,9 +1,10 @@
 """Plans for a product between two transforms (Winograd), and their predicted time.
 
-Three forms compete. With every stage inside the core tile, transformed data stays in cache and
-each core tile reads all weights, one block of channels after another. With blocks of channels
-first, each core has weights of its own and transforms the input for each of its blocks. With every
-stage a phase of its own, weights are read once and the transformed data goes through memory twice.
+Four forms compete. With every stage inside the core tile, transformed data stays in cache and
+each core tile reads all weights, one block of channels after another. Where cores cannot share
+core tiles out evenly, blocks of theirs are tasks, each of which transforms the input anew. With
+blocks of channels first, each core has weights of its own as well. With every stage a phase of its
+own, weights are read once and the transformed data goes through memory twice.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ from tvm_ext.picker.traffic import (
     written_gbps,
 )
 from tvm_ext.tile.axis import Tile, divisors
-from tvm_ext.tile.classify import (
+from tvm_ext.tile.chain import (
     CHANNELS_FIRST,
     IMAGE_FIRST,
+    IMAGE_IN_BLOCKS,
+    INSIDE,
     PHASES,
-    TASK_LOOPS,
+    ChainForm,
     TransformChain,
-    even_lanes,
+    chain_form,
+    transform_chain,
 )
-from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.classify import even_lanes
+from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.remember import remembered
@@ -44,6 +49,9 @@ _SPACE = (2, 3, 4)
 _CHANNELS = 5
 CUT_ROWS = 2
 """Rows of tiles of a core tile that is narrower than the image."""
+SHARED_TERMS = {4: 0.45}
+"""Operations of a transform for tiles so wide, beside those that each of its results takes by
+itself: six take 6 each and 14 together, four 6 and 13, a multiply-add counted as one."""
 TRIED_AHEAD = 12
 """Plans of which it is also tried to ask for the next task's data ahead, where the cores' own
 caches together do not hold it: from the last one it comes sooner as well (two models 1.02)."""
@@ -59,13 +67,14 @@ def chain_plans(
         return
     stages = [stage for stage in range(len(graph.nodes)) if stage != chain.product]
 
-    def plan(core: Tile, register: Tile, order: tuple[int, ...], level: str) -> TilePlan:
+    def plan(core: Tile, register: Tile, form: ChainForm) -> TilePlan:
+        level = "core" if form in INSIDE else "root"
         return TilePlan(
             rule="chain",
             anchor=chain.product,
             tiles=(LevelTile("core", core), LevelTile("register", register)),
-            order=order,
-            parallel=TASK_LOOPS[order],
+            order=form.order,
+            parallel=form.tasks,
             lanes=lanes,
             unroll=register.extents[-1],
             attach=tuple(Attach(stage, level) for stage in stages),
@@ -78,12 +87,30 @@ def chain_plans(
         for rows, columns in _boxes(images[1], images[2], register.extents[4]):
             for channels in sorted({*blocks[:2], width}):
                 core = Tile((a, b, 1, rows, columns, channels, depth))
-                yield plan(core, register, IMAGE_FIRST, "core")
+                yield plan(core, register, IMAGE_FIRST)
                 if channels == width if chain.groups > 1 else channels < width:
-                    yield plan(core, register, CHANNELS_FIRST, "core")
+                    yield plan(core, register, CHANNELS_FIRST)
+                    parts = _parts(core, product, chain)
+                    if parts > hw.cores and parts % hw.cores:
+                        yield plan(core, register, IMAGE_IN_BLOCKS)
         for channels in blocks:
             core = Tile((1, 1, *images, channels, depth))
-            yield plan(core, register, PHASES, "root")
+            yield plan(core, register, PHASES)
+
+
+def by_channels(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> bool:
+    """Whether cores share out a chain's channels, and not its image."""
+    chain, form = transform_chain(graph), chain_form(plan)
+    if chain is None or not plan.parallel:
+        return False
+    few = _parts(plan.at("core"), graph.nodes[chain.product], chain) < hw.cores
+    return form == CHANNELS_FIRST or (form == IMAGE_IN_BLOCKS and few)
+
+
+def _parts(core: Tile, product: TileNode, chain: TransformChain) -> int:
+    """How many parts of the image there are, of all channels."""
+    counts = core.counts(product.axes)
+    return prod(counts[axis] for axis in _SPACE) // chain.groups
 
 
 def _boxes(down: int, along: int, step: int) -> Iterator[tuple[int, int]]:
@@ -127,21 +154,24 @@ def chain_estimate(
     core, register = plan.at("core"), plan.at("register")
     counts = core.counts(product.axes)
     tiles = prod(counts[axis] for axis in product.space)
-    inside = plan.attach[0].level == "core"
-    image_first = inside and plan.order[0] != _CHANNELS
+    form = chain_form(plan)
+    image_first = form == IMAGE_FIRST
     blocks = counts[_CHANNELS] * chain.groups if image_first else 1
     tasks = tiles // blocks
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
     work = _work(graph, chain, plan.lanes)
-    if inside:
+    if form in INSIDE:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
         reads, again = (counts[_CHANNELS], 1) if image_first else (1, counts[_CHANNELS])
+        seen = work.weight
         if image_first:
             part *= chain.groups
         else:
             work = work._replace(weight=work.weight // chain.groups)
-        phases = _inside(work, part, blocks, reads, again, waves, cores, hw)
+        if form == CHANNELS_FIRST:
+            seen = work.weight // again
+        phases = _inside(work, part, blocks, reads, again, seen, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
     if plan.ahead:
@@ -172,8 +202,8 @@ def _work(graph: TileGraph, chain: TransformChain, lanes: int) -> _Work:
         results=graph.tensors[product.write.tensor].size_bytes,
         weight=weight,
         outside=graph.io_bytes - weight,
-        before=_vectors(graph, (chain.rows_in, chain.cols_in), lanes),
-        after=_vectors(graph, (chain.rows_out, chain.last), lanes),
+        before=_vectors(graph, (chain.rows_in, chain.cols_in), chain.m, lanes),
+        after=_vectors(graph, (chain.rows_out, chain.last), chain.m, lanes),
     )
 
 
@@ -183,19 +213,20 @@ def _inside(
     blocks: int,
     reads: int,
     again: int,
+    seen: int,
     waves: int,
     cores: int,
     hw: HardwareModel,
 ) -> _Phases:
     """Every stage inside the core tile. A task takes `part` of the image and `blocks` blocks of
     channels, for which it `reads` transformed data so many times; the input is transformed `again`
-    and again for the others."""
+    and again for the others. A core has `seen` so many bytes of weights before the same come."""
     weight = work.weight / again
     held = (work.data + work.results / again / blocks) * part
     near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
     filled = written_gbps(hw, held / USABLE, 1, sharing=cores)
     beyond = holding_gbps(hw, work.outside / USABLE, cores) / cores
-    far = holding_gbps(hw, (held + weight) / USABLE, 1, sharing=cores)
+    far = holding_gbps(hw, (held + seen) / USABLE, 1, sharing=cores)
     results = work.results / again * part
     data, outside_ns = work.data * part, work.outside / again * part / beyond
     return _Phases(
@@ -243,10 +274,13 @@ def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: Hardware
     return ((panels if stays else passes) * panel_bytes + passes * rows_bytes) / second.gbps
 
 
-def _vectors(graph: TileGraph, stages: tuple[int, ...], lanes: int) -> float:
-    """Vectors of arithmetic of transforms."""
-    nodes = [graph.nodes[stage] for stage in stages]
-    return sum(node.flops / even_lanes(node.extents[-1], lanes) for node in nodes)
+def _vectors(graph: TileGraph, stages: tuple[int, int], m: int, lanes: int) -> float:
+    """Vectors of arithmetic of a transform's two stages."""
+    first, second = (graph.nodes[stage] for stage in stages)
+    behind = second.flops_per_point - first.flops_per_point
+    own = first.flops_per_point * SHARED_TERMS.get(m, 1.0)
+    points = (prod(node.extents) / even_lanes(node.extents[-1], lanes) for node in (first, second))
+    return sum(count * each for count, each in zip(points, (own, own + behind), strict=True))
 
 
 def rank_chains(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.chain import by_channels
 from tvm_ext.picker.perf import Candidate, pieces
 from tvm_ext.picker.traffic import gathered_us, handed_on_us
 from tvm_ext.tile.axis import Tile
@@ -13,8 +14,8 @@ from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
 
-SHARED_OUT = ("tile", "split")
-"""Rules whose plans cut what cores share out in different ways."""
+SHARED_OUT = ("tile", "split", "chain")
+"""Rules whose plans cut in different ways what cores share out."""
 IN_ORDER = ("flat", "rows")
 """Rules whose plans go through memory once, on one core or on all."""
 SEAM_CYCLES = 60.0
@@ -38,9 +39,13 @@ def in_company(
             us + exchange_us(graph, one.plan, hw) for one, us in zip(tiles, times, strict=True)
         ]
     close = [one for one, us in zip(tiles, times, strict=True) if us <= TOLD_APART * min(times)]
-    nodes = graph.nodes
-    first = min(close, key=lambda one: pieces(nodes[one.plan.anchor], one.plan.at("core")))
+    first = min(close, key=lambda one: _pieces(graph, one.plan))
     return [first, *(candidate for candidate in ranked if candidate is not first)]
+
+
+def _pieces(graph: TileGraph, plan: TilePlan) -> int:
+    """Pieces of memory that a task writes; a chain's lie within its task."""
+    return 0 if plan.rule == "chain" else pieces(graph.nodes[plan.anchor], plan.at("core"))
 
 
 def _kept(node: TileNode, long: list[int]) -> list[int]:
@@ -66,10 +71,14 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     Kernels share their outermost axis out where they can, and what a core has written the next
     kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
     (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
-    share out the columns of what is summed over its rows. One core alone fetches it all.
+    share out the columns of what is summed over its rows, and a chain's blocks of channels. One
+    core alone fetches it all.
     """
     if plan.rule in IN_ORDER and not plan.parallel:
         return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
+    if plan.rule == "chain" and by_channels(graph, plan, hw):
+        packed = {access.tensor for access in packed_reads(graph.nodes[plan.anchor])}
+        return handed_on_us(_exchanged(graph, packed, hw), hw.cores, hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
@@ -80,8 +89,13 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     # weights come from memory, whoever reads them
     whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
     weights = {access.tensor for access in (*packed_reads(node), *whole)}
-    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
-    exchanged = max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))
+    exchanged = _exchanged(graph, weights, hw)
     if not plan.parallel:
         return gathered_us(exchanged, hw)
     return handed_on_us(exchanged, hw.cores, hw)
+
+
+def _exchanged(graph: TileGraph, weights: set[int], hw: HardwareModel) -> int:
+    """Bytes of a kernel's activations that caches of cores hold."""
+    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
+    return max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))

@@ -51,8 +51,8 @@ from tvm_ext.picker.traffic import (
 from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chain import TransformChain, transform_chain
 from tvm_ext.tile.classify import (
-    TransformChain,
     has_no_gaps,
     has_reuse,
     is_flat,
@@ -62,7 +62,6 @@ from tvm_ext.tile.classify import (
     producers,
     shares_index,
     stageable,
-    transform_chain,
     vector_axis,
     vectorisable,
 )
@@ -172,7 +171,8 @@ def pick_piece(
     if attention and (candidates := attention_candidates(graph, attention, hardware)):
         return candidates[:count]
     if chain := transform_chain(graph):
-        return chain_candidates(graph, chain, hardware)[:count]
+        found = chain_candidates(graph, chain, hardware)
+        return in_company(graph, found, hardware, alone=alone)[:count]
     if together_by_rows := several_results(graph, hardware):
         found = [together_by_rows]
     elif is_flat(graph, node):

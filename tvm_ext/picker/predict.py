@@ -12,7 +12,7 @@ from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.picker.strip import strip_estimate
 from tvm_ext.picker.traffic import between_us
 from tvm_ext.tile.attention import attention_stages
-from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.cut import cut, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan

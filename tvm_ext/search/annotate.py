@@ -16,12 +16,9 @@ from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.amx import SIDE, dot_axis, row_axes
 from tvm_ext.tile.attention import COLUMN, ROW, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.chain import INSIDE, PHASES
 from tvm_ext.tile.chunk import chunks, with_chunk
 from tvm_ext.tile.classify import (
-    CHANNELS_FIRST,
-    IMAGE_FIRST,
-    PHASES,
-    TASK_LOOPS,
     loops_in_use,
     packed_reads,
     split_axis,
@@ -149,15 +146,15 @@ class Annotator:
         register, core = self._extents(node, len(node.axes) - 2, lanes)
         rest = core.extents[2:]
         inside = sketch.attach[0].level == "core"
-        order = self._random.choice([IMAGE_FIRST, CHANNELS_FIRST]) if inside else PHASES
+        form = self._random.choice(INSIDE) if inside else PHASES
         core = Tile((*node.extents[:2], *rest) if inside else (1, 1, *rest))
         register = Tile((1, 1, *register.extents[2:]))
         return TilePlan(
             rule="chain",
             anchor=sketch.anchor,
             tiles=(LevelTile("core", core), LevelTile("register", register)),
-            order=order,
-            parallel=TASK_LOOPS[order],
+            order=form.order,
+            parallel=form.tasks,
             lanes=lanes,
             unroll=register.extents[-1],
             attach=sketch.attach,

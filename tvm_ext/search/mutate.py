@@ -21,12 +21,9 @@ from tvm_ext.search.annotate import MAX_UNROLL, row_box
 from tvm_ext.search.blocks import BLOCK_STEPS, Step, of_reduction, settled_block
 from tvm_ext.tile.attention import COLUMN, ROW, attention_stages
 from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.chain import INSIDE, PHASES
 from tvm_ext.tile.chunk import chunk_of, chunks, with_chunk
 from tvm_ext.tile.classify import (
-    CHANNELS_FIRST,
-    IMAGE_FIRST,
-    PHASES,
-    TASK_LOOPS,
     cut_axis,
     loops_in_use,
     packed_reads,
@@ -53,10 +50,7 @@ def mutated(graph: TileGraph, plan: TilePlan, source: random.Random) -> TilePlan
 def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     """The plan with the fields that follow from its tiles brought in line with them."""
     node = graph.nodes[plan.anchor]
-    if plan.rule == "chain":
-        unroll = plan.at("register").extents[-1]
-        return msgspec.structs.replace(plan, unroll=unroll, parallel=TASK_LOOPS[plan.order])
-    if plan.rule == "attention":
+    if plan.rule in ("chain", "attention"):
         return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
     if plan.rule == "block":
         return settled_block(node, plan)
@@ -127,8 +121,8 @@ def _chunks(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Ran
 def _order(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
     if plan.rule == "chain":
         inside = plan.attach[0].level == "core"
-        choices = [IMAGE_FIRST, CHANNELS_FIRST] if inside else [PHASES]
-        return msgspec.structs.replace(plan, order=source.choice(choices))
+        form = source.choice(INSIDE if inside else (PHASES,))
+        return msgspec.structs.replace(plan, order=form.order, parallel=form.tasks)
     order = list(plan.order)
     kind = source.choice([node.space, node.reduce])
     places = [place for place, axis in enumerate(order) if axis in kind]

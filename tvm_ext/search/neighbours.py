@@ -10,10 +10,8 @@ import msgspec
 from tvm_ext.search.blocks import block_neighbours
 from tvm_ext.search.mutate import settled
 from tvm_ext.tile.attention import attention_stages
+from tvm_ext.tile.chain import INSIDE, chain_form
 from tvm_ext.tile.classify import (
-    CHANNELS_FIRST,
-    IMAGE_FIRST,
-    TASK_LOOPS,
     cut_axis,
     packed_reads,
     producers,
@@ -60,10 +58,11 @@ def _resized(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TileP
 
 
 def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Two neighbouring axes of one kind change places; a chain's channels come first or not."""
-    if plan.rule == "chain" and plan.order in (IMAGE_FIRST, CHANNELS_FIRST):
-        other = CHANNELS_FIRST if plan.order == IMAGE_FIRST else IMAGE_FIRST
-        yield msgspec.structs.replace(plan, order=other, parallel=TASK_LOOPS[other])
+    """Two neighbouring axes of one kind change places; a chain's tasks are others."""
+    if plan.rule == "chain" and (own := chain_form(plan)) in INSIDE:
+        for form in INSIDE:
+            if form != own:
+                yield msgspec.structs.replace(plan, order=form.order, parallel=form.tasks)
     if plan.rule != "tile":
         return
     for place in range(len(plan.order) - 1):

@@ -31,12 +31,12 @@ from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.amx import row_axes
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.block import free_producers
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.classify import (
     has_reuse,
     is_flat,
     producers,
     split_axis,
-    transform_chain,
     vectorisable,
 )
 from tvm_ext.tile.fuse import epilogue_of, row_tile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
 
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import Access, TileGraph, TileNode
@@ -339,52 +338,6 @@ def even_lanes(extent: int, lanes: int) -> int:
     while lanes > 1 and extent % lanes:
         lanes //= 2
     return lanes
-
-
-class TransformChain(NamedTuple):
-    """Stages of a product between two separable transforms over tiles (Winograd)."""
-
-    rows_in: int
-    cols_in: int
-    product: int
-    rows_out: int
-    last: int
-    m: int
-    """Outputs of a tile along each of the last stage's axes 1 and 2."""
-    groups: int
-    """Of channels, which are the product's images: of one image, side by side in the others."""
-
-
-IMAGE_FIRST = (2, 3, 4, 5, 0, 1, 6)
-CHANNELS_FIRST = (5, 2, 3, 4, 0, 1, 6)
-PHASES = (0, 1, 5, 2, 3, 4, 6)
-TASK_LOOPS: dict[tuple[int, ...], int] = {IMAGE_FIRST: 3, CHANNELS_FIRST: 4, PHASES: 3}
-"""Orders of a chain's product, with the leading loops that make tasks: parts of the image; blocks
-of channels of them; blocks of channels of each plane, every stage being a phase of its own."""
-_CHAIN = ("map", "map", "reduce", "map", "map")
-_PRODUCT_RANK = 7
-"""a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""
-
-
-def transform_chain(graph: TileGraph) -> TransformChain | None:
-    """The group as map, map, product, map, map, each feeding the next and none beside it, the last
-    one stepping through tiles of m x m; None for any other group."""
-    nodes = graph.nodes
-    if tuple(node.kind for node in nodes) != _CHAIN or len(nodes[2].axes) != _PRODUCT_RANK:
-        return None
-    if any(graph.consumers(index) != (index + 1,) for index in range(len(nodes) - 1)):
-        return None
-    between = nodes[3].write.tensor
-    steps = {
-        tuple(dim.div for dim in access.dims[1:3] if dim is not None)
-        for access in nodes[4].reads
-        if access.tensor == between
-    }
-    sizes = {size for pair in steps for size in pair}
-    if len(nodes[4].axes) != 4 or len(sizes) != 1 or (m := sizes.pop()) < 2:
-        return None
-    groups = nodes[2].extents[2] // nodes[4].extents[0]
-    return TransformChain(0, 1, 2, 3, 4, m, groups)
 
 
 def staged(node: TileNode, access: Access, core: Tile, register: Tile) -> bool:

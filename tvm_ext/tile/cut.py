@@ -19,11 +19,11 @@ from math import prod
 import msgspec
 
 from tvm_ext.tile.attention import attention_stages
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.classify import (
     has_reuse,
     pads_window,
     reuses_both,
-    transform_chain,
     vectorisable,
 )
 from tvm_ext.tile.fuse import in_vectors, row_tiles

@@ -11,7 +11,7 @@ from math import prod
 
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages, of_queries
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import transform_chain
+from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.cut import cut_for, parted
 from tvm_ext.tile.fuse import tiles_of_row
 from tvm_ext.tile.graph import TileGraph

@@ -13,17 +13,15 @@ from tvm_ext.tile.amx import INSTRUCTION, SIDE, cuts_panels, matrices
 from tvm_ext.tile.attention import COLUMN, Attention, attention_stages
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.block import can_fetch_ahead, check_block, check_stream
+from tvm_ext.tile.chain import IMAGE_FIRST, INSIDE, TransformChain, chain_form, transform_chain
 from tvm_ext.tile.chunk import LEVEL as CHUNK
 from tvm_ext.tile.chunk import chunk_of, chunk_tile
 from tvm_ext.tile.classify import (
-    CHANNELS_FIRST,
-    TransformChain,
     cut_axis,
     even_lanes,
     has_no_gaps,
     shares_index,
     split_axis,
-    transform_chain,
 )
 from tvm_ext.tile.cut import cut
 from tvm_ext.tile.fuse import epilogue_of, tiles_of_row
@@ -233,6 +231,9 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
     levels = {entry.level for entry in plan.attach}
     if len(plan.attach) != len(graph.nodes) - 1 or levels not in ({"core"}, {"root"}):
         raise PlanError("attach", f"plan: rule chain with stages attached at {sorted(levels)}")
+    form = chain_form(plan)
+    if form is None or (form in INSIDE) != (levels == {"core"}):
+        raise PlanError("order", f"plan: order {plan.order} with {plan.parallel} loops of tasks")
     product, last = graph.nodes[chain.product], graph.nodes[chain.last]
     check_tile(graph, product, plan, tails_inside=levels == {"core"})
     lanes_in = even_lanes(product.extents[-1], plan.lanes)
@@ -246,7 +247,7 @@ def check_chain(graph: TileGraph, plan: TilePlan) -> TransformChain:
         raise PlanError("extent", f"plan: core tile {core} cuts the window")
     if product.extents[5] % core[5] or core[5] % lanes_out:
         raise PlanError("tail", f"plan: core tile {core} leaves a tail of the channels")
-    if chain.groups > 1 and plan.order == CHANNELS_FIRST and core[5] < product.extents[5]:
+    if chain.groups > 1 and form != IMAGE_FIRST and core[5] < product.extents[5]:
         raise PlanError("tail", f"plan: core tile {core} cuts a group of channels")
     for axis in (3, 4):
         if product.extents[axis] % core[axis]:

@@ -5,6 +5,9 @@
     parallel tiles of the last stage's rows and columns:
         cols_in (rows_in in registers)
         blocks of channels: product by register tiles; last (rows_out in registers)
+        →  with blocks of channels as tasks, those of a tile side by side
+    parallel tiles of the last stage's rows and columns, blocks of channels:
+        cols_in (rows_in in registers); product by register tiles; last (rows_out in registers)
         →  with the stages attached at `core`, channels first in the order
     parallel blocks of channels, tiles of the last stage's rows and columns:
         cols_in (rows_in in registers); product by register tiles; last (rows_out in registers)
@@ -14,8 +17,9 @@
     parallel: last (rows_out in registers)
 
 At `core` the transformed data of a few tiles and the products of a block of channels stay in cache,
-and the weights are read once for each core tile. With channels first each core has weights of its
-own, and transforms the input once for each block. At `root` the weights are read once, and all
+and the weights are read once for each core tile. With blocks as tasks the input is transformed once
+for each of them: rows of tiles that cores cannot share out evenly are halved so. With channels
+first each core has weights of its own as well. At `root` the weights are read once, and all
 transformed data goes through memory.
 """
 
@@ -23,7 +27,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext.tile.classify import CHANNELS_FIRST, TransformChain, even_lanes
+from tvm_ext.tile.chain import CHANNELS_FIRST, IMAGE_FIRST, TransformChain, chain_form
+from tvm_ext.tile.classify import even_lanes
 from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.legal import check_chain
 from tvm_ext.tile.plan import TilePlan
@@ -48,7 +53,8 @@ def write_chain(prepared: Prepared, plan: TilePlan) -> None:
     lanes_out = even_lanes(last.extents[-1], plan.lanes)
     rows, columns = (core.extents[3], core.extents[4]) if inside else (1, 1)
     channels = core.extents[5] if inside else lanes_out
-    grid = "bnhw" if plan.order == CHANNELS_FIRST else "nhw" if inside else "nhwb"
+    form = chain_form(plan)
+    grid = "bnhw" if form == CHANNELS_FIRST else "nhw" if form == IMAGE_FIRST else "nhwb"
     task, block = _write_last(prepared, chain, (rows, columns, channels), lanes_out, grid)
     blocks = prepared.blocks
     if inside:

@@ -42,11 +42,10 @@ NEAR_CYCLES = 80.0
 all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
 us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
 EXCHANGE = 0.15
-"""Part of the last cache's bandwidth at which a core gets what another one has just written. Where
-both share that cache it is 0.65; where they do not a read comes at 0.3, and lines that the other
-core has read go back before they are written anew. The machine may change from one to the other
-while a model runs: with 0.3 ResNet-18 took 1.05 times as long in the second, as long in the
-first."""
+"""Part of the last cache's bandwidth at which cores get what others have just read and written:
+0.23 where they share that cache, 0.05 where they do not. A virtual machine may change from one to
+the other while a model runs: with 0.3 ResNet-18 takes 1.05 times as long in the second, with 0.1
+1.02 times as long in the first."""
 MASK_CYCLES = 4.0
 """Clamping an address and choosing between what lies there and padding."""
 KEPT = 0.5

@@ -273,9 +273,9 @@ def test_refuses_plans_that_leave_tails() -> None:
 
 
 def test_rows_that_cores_cannot_share_out_evenly_are_cut_by_channels() -> None:
-    """Seven rows of tiles for two cores: with four for one of them it works for half of 8/7 of the
-    time. A task that takes half of the channels reads what its own core wrote; cores with half of
-    all rows' channels each do not (27 x 27 by 32 to 128, cores that share no cache: 1.3 times)."""
+    """Seven rows of tiles for two cores: one that has four takes 8/7 of an even share. Tasks of
+    half of a row's channels share out evenly and read what their own core wrote, but in one row;
+    those of half of all rows' channels read half of it from the other core."""
     hardware = replace(get("cpu/x86-avx512"), cores=2)
     graph = read_prepared(layer(27, 32, 128))
     found = [c.plan for c in pick(graph, hardware, 1000)]

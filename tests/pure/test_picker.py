@@ -126,8 +126,11 @@ def test_candidates_are_ranked_and_distinct(name: str, machine: str) -> None:
     found = pick(graph, hw, TOP)
     first, *rest = [candidate.estimate.latency_us for candidate in found]
     assert rest == sorted(rest)
-    others = [one.estimate.latency_us + exchange_us(graph, one.plan, hw) for one in found]
-    assert first <= min(others) * BETWEEN_OTHERS
+    times_us = [
+        us if one.plan.parallel else us + exchange_us(graph, one.plan, hw)
+        for us, one in zip([first, *rest], found, strict=True)
+    ]
+    assert first <= min(times_us) * BETWEEN_OTHERS  # one core alone fetches it all
     assert len({candidate.plan for candidate in found}) == len(found) <= TOP
     assert pick(GRAPHS[name], get(machine), 1)[0].plan in {candidate.plan for candidate in found}
 

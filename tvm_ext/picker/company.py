@@ -7,7 +7,7 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.chain import by_channels
 from tvm_ext.picker.perf import Candidate, pieces
-from tvm_ext.picker.traffic import gathered_us, handed_on_us
+from tvm_ext.picker.traffic import gathered_us, handed_on_us, packed_bytes
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
@@ -77,8 +77,8 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     if plan.rule in IN_ORDER and not plan.parallel:
         return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
     if plan.rule == "chain" and by_channels(graph, plan, hw):
-        packed = {access.tensor for access in packed_reads(graph.nodes[plan.anchor])}
-        return handed_on_us(_exchanged(graph, packed, hw), hw.cores, hw)
+        kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
+        return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
@@ -89,13 +89,13 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     # weights come from memory, whoever reads them
     whole = [access for access in node.reads if len(long) > 1 and not access.uses(long[0])]
     weights = {access.tensor for access in (*packed_reads(node), *whole)}
-    exchanged = _exchanged(graph, weights, hw)
+    kept_bytes = sum(graph.tensors[tensor].size_bytes for tensor in weights)
+    exchanged = _exchanged(graph, kept_bytes, hw)
     if not plan.parallel:
         return gathered_us(exchanged, hw)
     return handed_on_us(exchanged, hw.cores, hw)
 
 
-def _exchanged(graph: TileGraph, weights: set[int], hw: HardwareModel) -> int:
-    """Bytes of a kernel's activations that caches of cores hold."""
-    kept = sum(graph.tensors[tensor].size_bytes for tensor in weights)
-    return max(0, min(graph.io_bytes - kept, hw.own_cache_bytes * hw.cores))
+def _exchanged(graph: TileGraph, kept_bytes: int, hw: HardwareModel) -> int:
+    """Bytes that caches of cores hold of what a kernel reads and writes, but for those kept."""
+    return max(0, min(graph.io_bytes - kept_bytes, hw.own_cache_bytes * hw.cores))

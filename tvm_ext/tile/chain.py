@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.remember import remembered
 
 
 class TransformChain(NamedTuple):
@@ -47,6 +48,7 @@ _PRODUCT_RANK = 7
 """a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""
 
 
+@remembered
 def transform_chain(graph: TileGraph) -> TransformChain | None:
     """The group as map, map, product, map, map, each feeding the next and none beside it, the last
     one stepping through tiles of m x m; None for any other group."""
@@ -69,8 +71,8 @@ def transform_chain(graph: TileGraph) -> TransformChain | None:
 
 
 def chain_form(plan: TilePlan) -> ChainForm | None:
-    """The form of a chain's plan, for one core, which has no tasks, the first of its order; None
-    for a plan of no form."""
+    """The form of a chain's plan; of one for a single core, which has no tasks, the first with its
+    order; None if it has no form."""
     forms = (*INSIDE, PHASES)
     told = (form for form in forms if form.order == plan.order)
     return next((form for form in told if plan.parallel in (0, form.tasks)), None)

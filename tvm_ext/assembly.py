@@ -24,6 +24,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.graph.own_outputs import own_outputs
 from tvm_ext.hardware import physical_cores, runs_here
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.head_start import HeadStart
 from tvm_ext.loops import Loops
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.build import one_line
@@ -96,8 +97,10 @@ def assemble(
     *,
     verify: bool,
     say: Notify = quiet,
+    ahead: HeadStart | None = None,
 ) -> Compiled:
-    """Compiles and links the planned kernels of a module, one for each of its functions.
+    """Compiles and links the planned kernels of a module, one for each of its functions; some may
+    have been compiled `ahead`.
 
     A kernel that TVM cannot compile, or that is wrong, gives way to the task's next option; the
     options end with the function as TVM wrote it. Raises ModelError if even that is refused.
@@ -105,7 +108,7 @@ def assemble(
     if not lowered.runnable:
         notes = (*notes, f"not verified: {lowered.hardware.name} is not this machine")
     count = len(lowered.tasks)
-    checker = Checker(lowered, verify and lowered.runnable)
+    checker = Checker(lowered, verify and lowered.runnable, ahead)
     kernels: dict[str, AnyKernel] = {}
     done: dict[str, Planned] = {}
     with ThreadPoolExecutor(physical_cores()) as pool:
@@ -129,22 +132,26 @@ def assemble(
 class Checker:
     """Compiles and checks kernels of one model; equal kernels are checked once."""
 
-    def __init__(self, lowered: Lowered, checked: bool) -> None:
+    def __init__(self, lowered: Lowered, checked: bool, ahead: HeadStart | None = None) -> None:
         self._model = lowered.name
         self._target = target_of(lowered.hardware.target)
         self._kind = DeviceKernel if lowered.hardware.kind == "cuda" else Kernel
         self._runnable = lowered.runnable
         self._checked = checked
+        self._ahead = ahead
         self._verdicts: dict[tuple[str, str], str] = {}
 
     def compile(self, entry: Planned) -> AnyKernel | Failure:
         """The kernel's machine code."""
         name = entry.task.name
+        ready = self._ahead.taken(name, entry.tir_hash) if self._ahead else b""
+        if ready and (kernel := Kernel.linked(ready, name)):
+            return kernel
         built = compile_kernel(entry.func, self._target, name, run=False)
         if isinstance(built, Failure):
             return built
         try:
-            return self._kind(built.module, name, self._runnable)
+            return self._kind.of(built.module, name, self._runnable)
         except Exception as error:  # of whatever kind LLVM's refusal comes
             return Failure("compile", one_line(error))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -24,8 +25,9 @@ from tvm_ext.graph.limits import fewest, may_be_none, most
 from tvm_ext.graph.lower_non_max import NON_MAX
 from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.unify import Point
-from tvm_ext.hardware import physical_cores, resolve
+from tvm_ext.hardware import physical_cores, resolve, runs_here
 from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.head_start import HeadStart, compiled
 from tvm_ext.one_at_a_time import one_at_a_time
 from tvm_ext.passes import Precision, Run, graph_passes, lifted, tasks_of
 from tvm_ext.planner import Planned
@@ -53,6 +55,10 @@ FAST_MATHS = (
     "pip install 'tvm_ext[cuda]' for nvcc"
 )
 _LEGALISE = "Legalise"
+_DECIDING = "FuseTiles"
+"""The pass that takes longest; it merges few of the kernels that there are by then."""
+Decided = Callable[[IRModule, Sequence[Any], HardwareModel], object]
+"""Called with a module before that pass, the passes after it, and the machine."""
 IN_HALVES = "products and convolutions multiply bfloat16, sums are float32"
 NOT_IN_HALVES = "nothing multiplies bfloat16: that is not faster than float32 on "
 
@@ -108,10 +114,13 @@ def lower(
     shapes: Shapes | None,
     num_threads: int | None,
     precision: Precision | None = None,
+    *,
+    decided: Decided | None = None,
 ) -> Lowered:
     """Imports a model and takes it down to unscheduled groups for a machine.
 
-    A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows.
+    A `PassContext`'s `disabled_pass` leaves passes out, as in TVM's own flows. `decided` is called
+    once most kernels are what they will be, unless extents are left open.
     """
     if precision not in (None, *get_args(Precision)):
         choices = " or ".join(get_args(Precision))
@@ -122,8 +131,11 @@ def lower(
     disabled = _disabled()
 
     def run(mod: IRModule, steps: Sequence[Any]) -> IRModule:
-        for step in steps:
+        for place, step in enumerate(steps, start=1):
             name = step.info.name
+            if name == _DECIDING and decided and not opened:
+                rest = [one for one in steps[place:] if one.info.name not in disabled]
+                decided(mod, rest, hardware)
             if name not in disabled:
                 with shield(f"pass {name} left out", left_out):
                     mod = step(mod)
@@ -214,6 +226,24 @@ def _lower_open(
     return source, mod, between
 
 
+def _lowered_ahead(
+    model: Any,
+    target: Any,
+    shapes: Shapes | None,
+    num_threads: int | None,
+    precision: Precision | None,
+    log: str | os.PathLike[str] | None,
+) -> tuple[Lowered, HeadStart]:
+    """What `lower` makes, and kernels for this machine that were compiled meanwhile."""
+    with HeadStart() as ahead:
+
+        def begin(mod: IRModule, rest: Sequence[Any], hardware: HardwareModel) -> None:
+            if hardware.kind == "cpu" and runs_here(hardware):
+                ahead.begin(partial(compiled, mod, rest, hardware, log))
+
+        return lower(model, target, shapes, num_threads, precision, decided=begin), ahead
+
+
 @one_at_a_time()
 @without_collections()
 def compile(
@@ -245,10 +275,11 @@ def compile(
     """
     say = notify or quiet
     say("importing")
-    lowered = lower(model, target, shapes, num_threads, precision)
+    lowered, ahead = _lowered_ahead(model, target, shapes, num_threads, precision, log)
     database = Database.open(log) if log is not None else None
     notes = (*lowered.notes, *log_notes(database, lowered))
-    return assemble(lowered, plan_all(lowered, database), notes, verify=verify, say=say)
+    planned = plan_all(lowered, database)
+    return assemble(lowered, planned, notes, verify=verify, say=say, ahead=ahead)
 
 
 @one_at_a_time()
@@ -266,7 +297,7 @@ def replay(
 ) -> Compiled:
     """Compiles from a log, measuring and running nothing. With `strict` a missing record is an
     error (LogError, all misses listed); otherwise the picker fills in."""
-    lowered = lower(model, target, shapes, num_threads, precision)
+    lowered, ahead = _lowered_ahead(model, target, shapes, num_threads, precision, log)
     database = Database.open(log)
     planned = list(plan_all(lowered, database))
     misses = sorted({p.task.kind for p in planned if p.task.graph and not _hit(p)})
@@ -279,7 +310,7 @@ def replay(
             f"{where}; tune the model with this log first"
         )
     notes = (*lowered.notes, *log_notes(database, lowered))
-    return assemble(lowered, planned, notes, verify=False, say=notify or quiet)
+    return assemble(lowered, planned, notes, verify=False, say=notify or quiet, ahead=ahead)
 
 
 def plan_all(lowered: Lowered, database: Database | None) -> Iterator[Planned]:

@@ -114,7 +114,7 @@ class Loops:
         if isinstance(built, Failure):
             self.notes.append(f"loop {name} left as calls: {built.message}")
             return False
-        kernel = Kernel(built.module, name, self._checked)
+        kernel = Kernel.of(built.module, name, self._checked)
         if self._checked:
             mains = {name: self._kernels[name].main for name, _ in loop.kernels}
             found: list[str] = []

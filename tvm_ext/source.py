@@ -38,6 +38,7 @@ from tvm_ext.tvm_api import (
     static_extents,
     tirx,
 )
+from tvm_ext.without_sympy import without_sympy
 
 LONG = 4096
 """What constants are known for that are worked out from positions."""
@@ -86,6 +87,8 @@ def read_source(
             model = with_extents(model, extents)
         inputs, outputs = _signature_of(model)
         return Source(model, "module", inputs, outputs)
+    with without_sympy():
+        import onnx_ir  # noqa: F401
     from tvm_ext.frontend.from_onnx import import_onnx
 
     try:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tvm_ext.cuda_libraries import load_cudart
 from tvm_ext.errors import InstallError
+from tvm_ext.garbage import without_collections
 from tvm_ext.without_torch import without_torch
 
 TVM_FFI_BROKEN = ("0.1.15",)
@@ -50,7 +51,7 @@ def tvm_version() -> str:
 
 check_install()
 load_cudart()
-with without_torch():
+with without_torch(), without_collections():
     import tvm
 from tvm import ir, relax, s_tir, te, tirx, topi  # noqa: E402
 from tvm.error import InternalError  # noqa: E402
@@ -119,8 +120,7 @@ def extents_of(ty: Any) -> tuple[Any, ...]:
 
 
 def in_map_order(root: Any, kind: Any) -> list[Any]:
-    """The nodes of a kind in the order in which `structural_map` comes to them; a walk has
-    another."""
+    """The nodes of a kind in the order of `structural_map`; a walk has another."""
     found: list[Any] = []
 
     def note(node: Any) -> Any:

@@ -33,7 +33,7 @@ def result(made: kernel.Kernel) -> np.ndarray:
 
 def test_the_code_that_runs_is_the_object_files(compiled: Any) -> None:
     """Linked as it is, an undefined function of the mathematical library with it."""
-    made = kernel.Kernel(compiled, "twice", run=True)
+    made = kernel.Kernel.of(compiled, "twice", run=True)
     assert made.code.startswith(b"\x7fELF")
     assert made.module.kind == "library"
     np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
@@ -44,7 +44,7 @@ def test_without_a_linker_llvm_makes_the_code_again(
     compiled: Any, monkeypatch: pytest.MonkeyPatch, linker: str | None
 ) -> None:
     monkeypatch.setattr(kernel, "_linker", lambda: linker)
-    made = kernel.Kernel(compiled, "twice", run=True)
+    made = kernel.Kernel.of(compiled, "twice", run=True)
     assert made.module.kind == "llvm"
     np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
 
@@ -54,17 +54,17 @@ def test_where_files_are_limited_the_object_is_made_when_it_is_written(
 ) -> None:
     """Files in memory are limited too, and LLVM would end the process."""
     monkeypatch.setattr(kernel.resource, "getrlimit", lambda _: (4096, 4096))
-    made = kernel.Kernel(compiled, "twice", run=True)
+    made = kernel.Kernel.of(compiled, "twice", run=True)
     assert not made.code
     np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)
     monkeypatch.undo()
     made.write(tmp_path / "limited.o")
-    kernel.Kernel(compiled, "twice", run=True).write(tmp_path / "free.o")
+    kernel.Kernel.of(compiled, "twice", run=True).write(tmp_path / "free.o")
     assert (tmp_path / "limited.o").read_bytes() == (tmp_path / "free.o").read_bytes()
 
 
 def test_code_for_another_machine_is_not_loaded(compiled: Any) -> None:
-    made = kernel.Kernel(compiled, "twice", run=False)
+    made = kernel.Kernel.of(compiled, "twice", run=False)
     assert made.main is None
     assert made.code
 
@@ -75,6 +75,6 @@ def test_a_kernels_name_may_be_longer_than_a_files() -> None:
     name = "fused" + "_sin_multiply" * 40
     built = build(func, Target(resolve("cpu").target), name, run=False)
     assert isinstance(built, Built), built
-    made = kernel.Kernel(built.module, name, run=True)
+    made = kernel.Kernel.of(built.module, name, run=True)
     assert made.code
     np.testing.assert_allclose(result(made), 2 * np.sin(X), rtol=1e-6)

@@ -137,6 +137,19 @@ def test_an_interrupt_while_a_command_is_imported() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+def test_a_command_leaves_with_its_code_and_all_that_it_printed() -> None:
+    code = (
+        "import atexit; from types import SimpleNamespace; from unittest import mock\n"
+        "from tvm_ext import command\n"
+        "atexit.register(print, 'last', end='')\n"
+        "verb = SimpleNamespace(main=lambda: print('first') or 2)\n"
+        "with mock.patch.object(command, 'import_module', return_value=verb):\n"
+        "    command.run_command('compile')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "first\nlast", "")
+
+
 def test_our_own_bugs_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         run(fail(ZeroDivisionError()), "f")

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,31 @@ from tvm_ext.runtime.machine import tensor
 from tvm_ext.tvm_api import tvm
 
 
+@dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: its object file, and what runs it here.
+    """A compiled kernel: its object file, and what runs it here."""
 
-    compiled  TVM's module with the kernel, not yet machine code
-    name      its symbol
-    run       whether this machine is the one it is for
-    """
+    code: bytes
+    module: Any
+    main: Any
 
-    def __init__(self, compiled: Any, name: str, run: bool) -> None:
-        self.code = _object_file(compiled)
-        library = _library(self.code) if run and self.code else None
-        self.module = library or compiled
-        self.main: Any = self.module[name] if run else None
+    @staticmethod
+    def of(compiled: Any, name: str, run: bool) -> Kernel:
+        """Makes machine code of TVM's module.
+
+        name  the kernel's symbol
+        run   whether this machine is the one it is for
+        """
+        code = object_file(compiled)
+        library = _library(code) if run and code else None
+        module = library or compiled
+        return Kernel(code, module, module[name] if run else None)
+
+    @staticmethod
+    def linked(code: bytes, name: str) -> Kernel | None:
+        """A kernel for this machine of an object file; None where it cannot be linked."""
+        library = _library(code)
+        return Kernel(code, library, library[name]) if library else None
 
     def write(self, path: Path) -> None:
         """The object file on disk. LLVM, if it has to make it first, ends the process when the disk
@@ -39,15 +52,17 @@ class Kernel:
             self.module.write_to_file(str(path), "o")
 
 
+@dataclass(frozen=True)
 class DeviceKernel:
-    """A kernel of a GPU: TVM's module for the CPU, which has that for the device beside it.
+    """A kernel of a GPU: TVM's module for the CPU, which has that for the device beside it."""
 
-    compiled, name, run  as for a `Kernel`
-    """
+    module: Any
+    main: Any
 
-    def __init__(self, compiled: Any, name: str, run: bool) -> None:
-        self.module = compiled
-        self.main: Any = from_host(compiled[name], "cuda") if run else None
+    @staticmethod
+    def of(compiled: Any, name: str, run: bool) -> DeviceKernel:
+        """Takes TVM's module as it is; arguments as for a `Kernel`."""
+        return DeviceKernel(compiled, from_host(compiled[name], "cuda") if run else None)
 
 
 def from_host(kernel: Any, device: str) -> Any:
@@ -62,7 +77,7 @@ def from_host(kernel: Any, device: str) -> Any:
     return run
 
 
-def _object_file(compiled: Any) -> bytes:
+def object_file(compiled: Any) -> bytes:
     """Written to memory, for LLVM ends the process that writes to a full disk; nothing where the
     size of files is limited, those in memory too."""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:

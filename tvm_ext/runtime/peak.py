@@ -39,7 +39,7 @@ class Peak:
         kernel = kernels.chains(used, chains).with_attr("global_symbol", "chains")
         module = tvm.IRModule({"chains": kernel})
         built = tvm.compile(module, target=tvm.target.Target(hardware.target))
-        self._kernel = Kernel(built.mod, "chains", run=True).main
+        self._kernel = Kernel.of(built.mod, "chains", run=True).main
         self._seed = tvm.runtime.tensor(np.array(kernels.SEED, "int32"))
         self._out = tvm.runtime.empty((hardware.cores * chains * used.lanes,), "float32")
         self._tasks = hardware.cores

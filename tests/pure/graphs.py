@@ -106,12 +106,18 @@ def conv(
 
 
 def depthwise(
-    rows: int, columns: int, channels: int, kernel: int = 3, stride: int = 1
+    rows: int, columns: int, channels: int, kernel: int = 3, stride: int = 1, copied: bool = False
 ) -> TileGraph:
-    """Depthwise convolution, channels last."""
+    """Depthwise convolution, channels last; of a `copied` input, or of the input itself."""
     build = GraphBuilder("depthwise")
     reach = [(size - 1) * stride + kernel for size in (rows, columns)]
     x = build.tensor("x", (1, *reach, channels), "input")
+    if copied:
+        point = [{"n": 1}, {"p": 1}, {"q": 1}, {"c": 1}]
+        copy = build.tensor("copy", (1, *reach, channels), "inner")
+        axes = {"n": 1, "p": reach[0], "q": reach[1], "c": channels}
+        build.node("copy", axes, [(x, point)], (copy, point))
+        x = copy
     w = build.tensor("w", (kernel, kernel, channels), "input")
     y = build.tensor("y", (1, rows, columns, channels), "output")
     build.node(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from graphs import matmul
+from graphs import depthwise, matmul
 
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick
-from tvm_ext.tile import LevelTile, Tile, TilePlan
+from tvm_ext.tile import Attach, LevelTile, Tile, TilePlan
 from tvm_ext.tile.nest import Nest
 
 
@@ -57,3 +57,17 @@ def test_what_goes_to_every_lane_crowds_as_well() -> None:
     fetches them again."""
     again = 1024 * 4  # bytes of one step
     assert moved_by_chunks(256) - moved_by_chunks(272) == pytest.approx(again, rel=0.1)
+
+
+def test_what_is_made_in_the_core_tile_lies_closer_than_in_the_whole_tensor() -> None:
+    """Pixels of 1024 channels share one set of lines; 256 of these channels side by side do not."""
+    graph = depthwise(7, 7, 1024, 7, copied=True)
+    core = Tile((1, 7, 7, 256, 7, 7))
+    tiles = (LevelTile("core", core), LevelTile("register", Tile((1, 1, 4, 64, 1, 1))))
+
+    def moved(level: str) -> float:
+        attach = (Attach(0, level),)
+        plan = TilePlan("tile", 1, tiles, (0, 1, 2, 3, 4, 5), 4, 16, attach=attach)
+        return Nest(graph, graph.nodes[1], plan, core, 64).bytes_into(0.8 * 32768)[0]
+
+    assert moved("core") < 0.7 * moved("root")

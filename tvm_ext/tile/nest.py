@@ -69,6 +69,7 @@ class Nest:
         self._rooms: list[Sequence[float]] = list(self._sizes)
         self._by_vectors = [False] * len(self._sizes)
         vector = vector_axis(node)
+        inner = [graph.nodes[one.stage].write.tensor for one in plan.attach if one.level == "core"]
         for place, access in enumerate(node.reads):
             tensor = graph.tensors[access.tensor]
             step = None if vector is None else access.stride(vector, tensor.shape)
@@ -76,7 +77,7 @@ class Nest:
                 continue
             self._by_vectors[place] = step == 1
             shape = tensor.shape
-            if place in plan.staged:
+            if place in plan.staged or access.tensor in inner:
                 shape = region(access, whole_reduction(node, core), shape)
             crowded = [crowding(access, tile, tensor, shape, line_bytes) for tile in self._tiles]
             if max(crowded) > 1:

@@ -371,19 +371,6 @@ def test_latency_is_felt_before_it_binds() -> None:
     assert each[4] > each[5] > each[8] > 0.95 * each[14]
 
 
-def test_taps_that_share_nothing_are_bound_by_loads_of_whole_vectors() -> None:
-    """Of a depthwise row by one tap each multiply-add has a vector to load; Zen 4 loads one of 512
-    bits at once, as many as it multiplies."""
-    graph = depthwise(14, 14, 512, 7)
-    node, tile = graph.nodes[0], Tile((1, 1, 5, 64, 1, 1))
-    two = get("cpu/x86-avx512")
-    one = msgspec.structs.replace(two, fma_per_cycle=1)
-    assert (one.vector_loads_per_cycle, two.vector_loads_per_cycle) == (1, 2)
-    row = msgspec.structs.replace(tile, extents=(1, 1, 5, 64, 1, 7))
-    taps = [register_cycles(graph, node, each, 16, one) for each in (tile, row)]
-    assert taps[0] > 1.1 * taps[1] / 7
-
-
 def test_plans_are_picked_once_whoever_asks() -> None:
     """A pass that asks for a kernel's time picks what its task is given later, under a name."""
     machine = get("cpu/x86-avx512")

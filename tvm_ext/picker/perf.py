@@ -118,9 +118,6 @@ class RegisterPass(NamedTuple):
     points: float
     """Vectors of multiply-adds, those by zeros between elements among them."""
     loads: float
-    """Of elements that go to every lane."""
-    whole: float
-    """Loads of whole vectors."""
     vectors: float
     """Accumulators, in vectors."""
     chain: int
@@ -159,7 +156,7 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
     points = prod(tile.extents) / max(1, lanes) * wasted
     steps = prod(tile.extents[axis] for axis in node.reduce)
     vectors = points / max(1, steps) / wasted
-    loads, whole = 0.0, 0.0
+    loads = 0.0
     square = is_square(node, tile, lanes)
     own = [axis for axis in (vector_axis(node),) if axis is not None]
     wide = node.space if node.kind == "reduce" or square else own
@@ -180,14 +177,11 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
             elements = LINES_CROSSED * prod(touched(access, Tile(tuple(rest)), shape))
             elements *= prod(tile.extents[axis] for axis in taps)
         # a vector of 3 elements is loaded as 2 and 1, one of 7 as 4, 2 and 1
-        if vectors_wide:
-            whole += elements / lanes * lanes.bit_count()
-        else:
-            loads += elements
+        loads += elements / lanes * lanes.bit_count() if vectors_wide else elements
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
     width = prod(tile.extents[axis] for axis in own)
     kept = steps * width / lanes if steps > 1 and window_weights(node) else 0.0
-    return RegisterPass(points, loads, whole, vectors, alone, shuffles, kept, picked)
+    return RegisterPass(points, loads, vectors, alone, shuffles, kept, picked)
 
 
 def register_cycles(
@@ -197,8 +191,7 @@ def register_cycles(
     one = register_pass(graph, node, tile, lanes)
     # shuffles have one port
     issue = one.points * (node.flops_per_point or 1.0) / 2 / hw.fma_per_cycle + one.shuffles
-    issue = max(issue, one.whole / hw.vector_loads_per_cycle)
-    fetch = (one.loads + one.whole) / LOADS_PER_CYCLE + one.picked / hw.vector_loads_per_cycle
+    fetch = one.loads / LOADS_PER_CYCLE + one.picked / hw.vector_loads_per_cycle
     if node.kind != "reduce":
         return max(issue, fetch)
     spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain

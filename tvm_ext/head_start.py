@@ -73,15 +73,20 @@ class HeadStart:
         self.end()
 
     def begin(self, work: Callable[[int, int], Iterable[Ahead]]) -> None:
-        """Starts the processes, the first, second, ... of so many, for their parts of the work.
-        What fails in one fails here again, and is told then."""
+        """Starts the processes, the first, second, ... of so many, for their parts of the work,
+        as many as the system allows. What fails in one fails here again, and is told then."""
         if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
             return
         count = min(physical_cores() - 1, MOST)
-        for place in range(count):
-            file = os.memfd_create("head_start")
-            child = _forked(partial(work, place, count), file)
-            self._files[child] = file
+        with suppress(OSError):
+            for place in range(count):
+                file = os.memfd_create("head_start")
+                try:
+                    child = _forked(partial(work, place, count), file)
+                except OSError:
+                    os.close(file)
+                    raise
+                self._files[child] = file
 
     def end(self) -> None:
         """Stops the processes; what they have finished is there to be taken."""

@@ -91,6 +91,21 @@ def test_one_core_has_no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ahead.taken("one", "abc") == b""
 
 
+@pytest.mark.parametrize("call", ["fork", "memfd_create"])
+def test_a_system_that_allows_no_more_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise BlockingIOError("resource temporarily unavailable")
+
+    monkeypatch.setattr(os, call, refuse)
+    open_files = len(os.listdir("/proc/self/fd"))
+    with HeadStart() as ahead:
+        ahead.begin(lambda *_: [ONE])
+    assert ahead.taken("one", "abc") == b""
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
 def test_a_compile_takes_what_would_have_been_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, bytes] = {}
     linked = kernel.Kernel.linked

@@ -12,7 +12,6 @@ scheduled function.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import Built, build
 from tvm_ext.planner import make_task
 from tvm_ext.records import Database
-from tvm_ext.runtime.kernel import object_file
+from tvm_ext.runtime.kernel import files_are_limited, object_file
 from tvm_ext.symbolic import plan
 from tvm_ext.tvm_api import (
     IRModule,
@@ -75,7 +74,7 @@ class HeadStart:
     def begin(self, work: Callable[[int, int], Iterable[Ahead]]) -> None:
         """Starts the processes, the first, second, ... of so many, for their parts of the work,
         as many as the system allows. What fails in one fails here again, and is told then."""
-        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        if files_are_limited():
             return
         count = min(physical_cores() - 1, MOST)
         with suppress(OSError):
@@ -149,7 +148,7 @@ def _append(file: int, kernel: Ahead) -> None:
     os.write(file, len(data).to_bytes(LENGTH_BYTES, "little") + data)
 
 
-def _kernels(file: int) -> Iterable[Ahead]:
+def _kernels(file: int) -> Iterator[Ahead]:
     """Those that were written in full."""
     data = memoryview(os.pread(file, os.fstat(file).st_size, 0))
     while len(data) >= LENGTH_BYTES:

@@ -77,10 +77,15 @@ def from_host(kernel: Any, device: str) -> Any:
     return run
 
 
+def files_are_limited() -> bool:
+    """Whether this process may write files of some size only, those in memory among them."""
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+
+
 def object_file(compiled: Any) -> bytes:
     """Written to memory, for LLVM ends the process that writes to a full disk; nothing where the
     size of files is limited, those in memory too."""
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+    if files_are_limited():
         return b""
     file = os.memfd_create("kernel")  # names of files are shorter than those of kernels
     try:

@@ -35,8 +35,10 @@ from tvm_ext.tile.amx import matrices
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.chunk import chunk_count
 from tvm_ext.tile.classify import (
+    WINDOW_TAPS,
     is_small_window,
     is_square,
+    is_window,
     leaves_holes_out,
     packed_reads,
     taps_along_vectors,
@@ -54,6 +56,9 @@ from tvm_ext.tile.skip import needed_share
 from tvm_ext.vectors import picks_elements
 
 LOADS_PER_CYCLE = 2.0
+RELOAD_CYCLES = 0.125
+"""What loading a weight anew costs in rows of five or seven taps, most of it hidden: 7 weights and
+28 accumulators take 1.2 of the time by AVX-512, 10 and 14 1.08 by AVX2."""
 LINES_CROSSED = 2.0
 """Loads that a vector takes which begins anywhere in a cache line."""
 LATENCY_SHARPNESS = 4
@@ -124,8 +129,8 @@ class RegisterPass(NamedTuple):
     """Multiply-adds that wait for each other."""
     shuffles: float
     kept: float
-    """Vectors of weights alive at once: those of a small window's taps, of which each output takes
-    one after another."""
+    """Vectors of weights alive at once: those of a window's taps, of which each output takes one
+    after another."""
     picked: float
     """Loads of whole vectors that elements are picked from."""
 
@@ -180,7 +185,7 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
         loads += elements / lanes * lanes.bit_count() if vectors_wide else elements
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
     width = prod(tile.extents[axis] for axis in own)
-    kept = steps * width / lanes if steps > 1 and window_weights(node) else 0.0
+    kept = steps * width / lanes if 1 < steps <= WINDOW_TAPS and window_weights(node) else 0.0
     return RegisterPass(points, loads, vectors, alone, shuffles, kept, picked)
 
 
@@ -198,7 +203,8 @@ def register_cycles(
     if one.kept:
         outputs = one.points / one.kept
         missing = max(0.0, one.vectors + one.kept + 1 - hw.vector_registers)
-        spill += min(missing, one.kept) * outputs / LOADS_PER_CYCLE  # loaded anew for each
+        reload = 1 / LOADS_PER_CYCLE if is_small_window(node) else RELOAD_CYCLES
+        spill += min(missing, one.kept) * outputs * reload  # for each anew
     chain = one.chain * hw.fma_latency_cycles
     work = (issue**LATENCY_SHARPNESS + chain**LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
     return overlapped_us(work, fetch) + spill
@@ -256,12 +262,12 @@ def _with_tails(
 def collision_cycles(graph: TileGraph, node: TileNode, tile: Tile, hw: HardwareModel) -> float:
     """Cycles for lines that one pass over a register tile fetches again from the second level: rows
     a power of two apart that have no room side by side in the first (14 rows 4 KiB apart: 303 us
-    instead of 207)."""
+    instead of 207). A window reads other lines in every pass."""
     first, second = hw.levels[1], hw.levels[2]
     cycles = 0.0
     usable_bytes = first.size_bytes * USABLE
     least_bytes = usable_bytes / most_crowded(first.line_bytes)
-    for access in node.reads if node.kind == "reduce" else ():
+    for access in node.reads if node.kind == "reduce" and not is_window(node) else ():
         size_bytes = access_bytes(graph, access, tile, first.line_bytes)
         if not least_bytes < size_bytes < usable_bytes:
             continue

@@ -69,7 +69,7 @@ def register_tiles(
         lone = has_reuse(node) and not rows and not divisor
         wide = vector_extents(node.axes[vector].extent, lanes, divisor, lone=lone)
     steps = reduce_steps(node)
-    weights = window_weights(node)
+    weights = window_weights(node) if is_small_window(node) else 0
     usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS
     if hw.kind == "arm" or "fma" not in hw.isa:
         usable -= PRODUCT_REGISTERS

@@ -171,24 +171,25 @@ WINDOW_TAPS = 9
 
 
 @remembered
-def is_small_window(node: TileNode) -> bool:
-    """Whether the reduction is nothing but a small window (depthwise convolution, pooling)."""
+def is_window(node: TileNode) -> bool:
+    """Whether the reduction is nothing but a window (depthwise convolution, pooling)."""
     taps = [axis for axis in node.reduce if node.axes[axis].extent > 1]
-    return (
-        bool(taps)
-        and all(slides(node, axis) for axis in taps)
-        and prod(node.axes[axis].extent for axis in taps) <= WINDOW_TAPS
-    )
+    return bool(taps) and all(slides(node, axis) for axis in taps)
+
+
+def is_small_window(node: TileNode) -> bool:
+    """Whether it is one of few taps."""
+    return is_window(node) and prod(node.axes[a].extent for a in node.reduce) <= WINDOW_TAPS
 
 
 @remembered
 def window_weights(node: TileNode) -> int:
-    """Taps of a small window over vectors that have a weight, which all rows of outputs share; none
-    of pooling."""
+    """Taps of a window over vectors that have a weight, which all rows of outputs share; none of
+    pooling."""
     vector = vector_axis(node)
     rows = [axis for axis in node.space if axis != vector]
     weighted = any(not any(read.uses(axis) for axis in rows) for read in node.reads)
-    if vector is None or not weighted or not is_small_window(node):
+    if vector is None or not weighted or not is_window(node):
         return 0
     return prod(node.axes[axis].extent for axis in node.reduce)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, inf, prod
 
+from msgspec.structs import replace
+
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.chunk import at_once, chunk_of
-from tvm_ext.tile.classify import packed_reads, vector_axis, whole_reduction
+from tvm_ext.tile.classify import is_padding, packed_reads, vector_axis, whole_reduction
 from tvm_ext.tile.footprint import access_bytes, touched
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.infer import region
-from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.plan import Attach, TilePlan
 from tvm_ext.tile.remember import remembered
 
 WAY_BYTES = 4096
@@ -31,6 +33,7 @@ class Nest:
     def __init__(
         self, graph: TileGraph, node: TileNode, plan: TilePlan, core: Tile, line_bytes: int
     ) -> None:
+        graph = _as_read(graph, plan.anchor, plan.attach)
         self._graph = graph
         self._reduce = node.reduce
         self._accesses = (*node.reads, node.write)
@@ -126,6 +129,21 @@ class Nest:
             if room <= capacity_bytes:
                 return depth
         return len(self._loops)
+
+
+@remembered
+def _as_read(graph: TileGraph, anchor: int, attach: tuple[Attach, ...]) -> TileGraph:
+    """The graph in which a tensor that is padded where it is read has no padding: none is loaded.
+
+    Of 7 x 7 points under 7 x 7 taps a row would be 13 elements.
+    """
+    tensors = list(graph.tensors)
+    for entry in attach:
+        node = graph.nodes[entry.stage]
+        if entry.level == "register" and entry.stage < anchor and is_padding(graph, node):
+            shape = tensors[node.reads[0].tensor].shape
+            tensors[node.write.tensor] = replace(tensors[node.write.tensor], shape=shape)
+    return replace(graph, tensors=tuple(tensors))
 
 
 def most_crowded(line_bytes: int) -> float:

@@ -5,7 +5,8 @@
     for ky if row y + 12 * ky is none of padding: for kx if some column is none: for c: ..
 
 Of 33 x 33 points that a window of 3 x 3 taps, 12 apart, slides over (the pyramids of DeepLab) 57 %
-of the taps are in the image.
+of the taps are in the image, of 7 x 7 points under 7 x 7 taps (ConvNeXt's last layers) as many.
+What lies in padding along rows that a register tile holds whole is known when it is written.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from math import prod
 from typing import NamedTuple
 
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.classify import is_padding, is_small_window
+from tvm_ext.tile.classify import is_padding, is_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.remember import remembered
 
 WORTH = 0.12
-"""Part of the taps from which asking every tile whether it needs them pays. Of 7 x 7 points single
-rows leave out a tenth and pairs none, whose weights come half as often: 955 and 795 us."""
+"""Part of the taps from which asking every tile whether it needs them pays where channels are added
+up. Of 7 x 7 points single rows leave out a tenth and pairs none, whose weights come half as often:
+955 and 795 us."""
 
 
 class Margin(NamedTuple):
@@ -38,6 +40,10 @@ class Margin(NamedTuple):
         """Part of the taps that tiles need along these axes."""
         extent, taps = node.extents[self.space], node.extents[self.reduce]
         width, unrolled = register.extents[self.space], register.extents[self.reduce]
+        if unrolled == taps:
+            if width < extent:
+                return 1.0
+            width = unrolled = 1  # every place is known
         begins = [min(at, extent - width) for at in range(0, extent, width)]
         firsts = [
             self.stride * at + self.step * tap for at in begins for tap in range(0, taps, unrolled)
@@ -50,13 +56,12 @@ class Margin(NamedTuple):
 
 @remembered
 def skipped(graph: TileGraph, node: TileNode, register: Tile) -> tuple[Margin, ...]:
-    """The margins along which it pays to ask. Small windows are taken whole."""
-    if node.kind != "reduce" or is_small_window(node):
+    """The margins along which it pays to ask: any of a window that sums no channels."""
+    if node.kind != "reduce" or len(node.reads) == 1:
         return ()
-    found = (
-        margin for margin in _margins(graph, node) if 1 - margin.share(node, register) >= WORTH
-    )
-    return tuple(found)
+    saved = ((margin, 1 - margin.share(node, register)) for margin in _margins(graph, node))
+    worth = 0.0 if is_window(node) else WORTH
+    return tuple(margin for margin, part in saved if part > 0 and part >= worth)
 
 
 @remembered

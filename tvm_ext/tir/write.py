@@ -18,7 +18,7 @@ from tvm_ext.tir.matrices import with_matrices
 from tvm_ext.tir.prefetch import with_prefetch
 from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
-from tvm_ext.tir.skip import with_skips
+from tvm_ext.tir.skip import with_skips, without_padding
 from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_attention import write_attention
@@ -67,11 +67,12 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     prepared = schedule(func, plan)
     parts = plan.parts()
     scheduled = with_choices(with_shifts(prepared.schedule.mod["main"]))
+    skips = any(part.rule == "tile" and _skips(prepared.graph, part) for part in parts)
+    if skips:
+        scheduled = with_skips(scheduled)
     if any(e.stage < p.anchor and e.level == "register" for p in parts for e in p.attach):
         scheduled = with_guards(scheduled)
     scheduled = with_cut_vectors(with_squares(scheduled))
-    if any(part.rule == "tile" and _skips(prepared.graph, part) for part in parts):
-        scheduled = with_skips(scheduled)
     if any(part.prefetch for part in parts):
         scheduled = with_prefetch(scheduled)
     if any(part.ahead for part in parts):
@@ -79,6 +80,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
         scheduled = asking(scheduled)
     if any(part.instruction == INSTRUCTION for part in parts):
         scheduled = with_matrices(scheduled)
+    if skips:
+        scheduled = without_padding(scheduled)
     if is_shared_out(prepared.graph):
         scheduled = mark_steal(scheduled)
     return mark_scheduled(scheduled.with_attr(dict(func.attrs.items()) if func.attrs else {}))

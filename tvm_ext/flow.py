@@ -153,6 +153,7 @@ def lower(
             )
         else:
             source, between = read_source(model, shapes), Bounds({}, {})
+            hardware = hardware.running(source.constant_bytes)
             if hardware.kind == "cuda" and {NON_MAX, CALL} & called(source.mod["main"].body):
                 raise ModelError(
                     f"{source.name}: what data say the number of (NonMaxSuppression, NonZero) is "

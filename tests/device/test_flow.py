@@ -31,11 +31,12 @@ from tvm_ext.errors import (
     ShapeError,
     TargetError,
 )
-from tvm_ext.flow import hardware_for
+from tvm_ext.flow import hardware_for, lower
 from tvm_ext.hardware import get
 from tvm_ext.records import Database
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.machine import tensor
+from tvm_ext.source import read_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -253,6 +254,13 @@ def test_a_relax_module_compiles(model: Path, compiled: Compiled) -> None:
 
     other = tvm_ext.compile(import_onnx(str(model)).mod)
     np.testing.assert_allclose(other(X)[0], compiled(X)[0], rtol=1e-5)
+
+
+def test_whether_weights_stay_in_the_last_cache_is_known_of_files(model: Path) -> None:
+    """A module's constants are not counted."""
+    assert lower(model, "cpu", None, None).hardware.weights_stay
+    module = read_source(model, None).mod
+    assert not lower(module, "cpu", None, None).hardware.weights_stay
 
 
 def test_a_module_without_main() -> None:

@@ -211,7 +211,8 @@ def wants_results_ahead(
 def with_cold_weights(
     graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel, latency_us: float
 ) -> float:
-    """The time with packed operands in DRAM, as they are when a model's layers take turns.
+    """The time with packed operands in DRAM, as they are when a model's layers take turns, or in
+    the last cache, where that holds those of all layers.
 
     Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
     at that of one (9.4 MB beside 1350 us of work, far away: shared out 1400 us, read by both of two
@@ -220,13 +221,13 @@ def with_cold_weights(
     """
     size_bytes = packed_bytes(graph, node)
     core = plan.at("core")
-    dram = hw.levels[-1]
+    source = hw.weights_level
     counts = core.counts(node.axes)
     sharing = sharing_axes(node)
     first = _first_cut(node, plan)
     apart = first not in sharing and counts[first] % hw.cores == 0
     together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
-    rate = (dram.total_gbps or dram.gbps * hw.cores) if together else dram.gbps
+    rate = (source.total_gbps or source.gbps * hw.cores) if together else source.gbps
     reading_us = size_bytes / (rate * STREAMED * 1e3)
     if plan.prefetch and has_next_panel(node, plan.at("register")):
         return arriving_us(latency_us, reading_us, sweeps(node, plan, hw), hw)

@@ -256,11 +256,11 @@ def test_a_relax_module_compiles(model: Path, compiled: Compiled) -> None:
     np.testing.assert_allclose(other(X)[0], compiled(X)[0], rtol=1e-5)
 
 
-def test_whether_weights_stay_in_the_last_cache_is_known_of_files(model: Path) -> None:
+def test_whether_weights_fit_into_the_last_cache_is_known_of_files(model: Path) -> None:
     """A module's constants are not counted."""
-    assert lower(model, "cpu", None, None).hardware.weights_stay
+    assert lower(model, "cpu", None, None).hardware.weights_fit
     module = read_source(model, None).mod
-    assert not lower(module, "cpu", None, None).hardware.weights_stay
+    assert not lower(module, "cpu", None, None).hardware.weights_fit
 
 
 def test_a_module_without_main() -> None:

@@ -127,7 +127,7 @@ def test_weights_arrive_beside_the_first_time_they_are_used() -> None:
     assert arriving_us(1100.0, 20.0, 7, NEAR) < 1.01 * 1100.0
 
 
-def test_weights_that_stay_in_the_last_cache_come_from_there() -> None:
+def test_weights_that_fit_into_the_last_cache_come_in_part_from_there() -> None:
     """28 x 28 points of 128 by 32 channels in DenseNet-121: 590 KB of weights for each core."""
     graph = conv(28, 28, 128, 32)
     cold, warm = (pick(graph, hw)[0].estimate for hw in (NEAR, NEAR.running(32 * MIB)))

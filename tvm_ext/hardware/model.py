@@ -60,22 +60,17 @@ class HardwareModel(msgspec.Struct, frozen=True):
     """Instruction-set features that decide code generation (`avx2`, `avx512f`, ...)."""
     shared_cache_cycles: int = 0
     """Cycles until the cache that cores share answers a load; 0 if that was not measured."""
-    weights_stay: bool = False
-    """Whether weights are in the last cache from one run of a model to the next; else each layer
-    finds its own in memory."""
+    weights_fit: bool = False
+    """Whether the last cache has room for all weights of the model that runs: part of them is then
+    still there in the next run. Else each layer finds its own in memory."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.cores, self.levels, self.isa, self.weights_stay))
+        return hash((self.name, self.cores, self.levels, self.isa, self.weights_fit))
 
     def running(self, weights_bytes: float) -> HardwareModel:
         """The machine as it runs a model with so many bytes of weights."""
         last_cache_bytes = self.levels[-2].size_bytes
-        return msgspec.structs.replace(self, weights_stay=weights_bytes <= last_cache_bytes)
-
-    @property
-    def weights_level(self) -> MemoryLevel:
-        """Where layers find their weights."""
-        return self.levels[-2 if self.weights_stay else -1]
+        return msgspec.structs.replace(self, weights_fit=weights_bytes <= last_cache_bytes)
 
     def level(self, name: str) -> MemoryLevel:
         """The level called `name`; KeyError if this machine has none."""

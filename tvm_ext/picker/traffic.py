@@ -30,6 +30,8 @@ from tvm_ext.tile.remember import remembered
 STREAMED = 0.8
 """Part of DRAM's bandwidth that is left for weights beside the work on them (16.8 MB in 333 us and
 37.7 MB in 700 us of a 62 GB/s memory)."""
+DISPLACED = 0.5
+"""The same of the last cache, which takes a line back for each that it gives."""
 PREFETCH_BYTES = 1 << 17
 """Smaller weights arrive sooner than asking for them pays."""
 PREFETCH_ROWS = 4
@@ -211,8 +213,9 @@ def wants_results_ahead(
 def with_cold_weights(
     graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel, latency_us: float
 ) -> float:
-    """The time with packed operands in DRAM, as they are when a model's layers take turns, or in
-    the last cache, where that holds those of all layers.
+    """The time with packed operands in DRAM, as they are when a model's layers take turns. Where
+    the last cache has room for those of all layers it has lost part of large ones (7 MB of
+    MobileViT), and none of those that a core's own cache could hold (0.6 MB of DenseNet-121).
 
     Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
     at that of one (9.4 MB beside 1350 us of work, far away: shared out 1400 us, read by both of two
@@ -221,17 +224,23 @@ def with_cold_weights(
     """
     size_bytes = packed_bytes(graph, node)
     core = plan.at("core")
-    source = hw.weights_level
     counts = core.counts(node.axes)
     sharing = sharing_axes(node)
     first = _first_cut(node, plan)
     apart = first not in sharing and counts[first] % hw.cores == 0
     together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
-    rate = (source.total_gbps or source.gbps * hw.cores) if together else source.gbps
-    reading_us = size_bytes / (rate * STREAMED * 1e3)
+
+    def reading_us(source: MemoryLevel, share: float) -> float:
+        rate = (source.total_gbps or source.gbps * hw.cores) if together else source.gbps
+        return size_bytes / (rate * share * 1e3)
+
+    cold_us = reading_us(hw.levels[-1], STREAMED)
+    if hw.weights_fit:
+        lost = COLD if size_bytes > hw.own_cache_bytes else 0.0
+        cold_us = lost * cold_us + (1 - lost) * reading_us(hw.levels[-2], DISPLACED)
     if plan.prefetch and has_next_panel(node, plan.at("register")):
-        return arriving_us(latency_us, reading_us, sweeps(node, plan, hw), hw)
-    return latency_us + reading_us
+        return arriving_us(latency_us, cold_us, sweeps(node, plan, hw), hw)
+    return latency_us + cold_us
 
 
 def arriving_us(latency_us: float, reading_us: float, times: int, hw: HardwareModel) -> float:

@@ -78,6 +78,14 @@ def test_the_taps_of_a_pyramid() -> None:
     assert times[0] == pytest.approx(75 / 99 * times[1])
 
 
+def test_every_place_of_a_whole_row_is_known() -> None:
+    """Of 7 points under 7 taps 37 of 49 are inside; a tile of part of a row may lie anywhere."""
+    graph = padded(7, 7, 1, 3)
+    node = graph.nodes[1]
+    assert needed_share(graph, node, Tile((7, 32, 7, 4))) == pytest.approx(37 / 49)
+    assert needed_share(graph, node, Tile((4, 32, 7, 4))) == 1
+
+
 def test_a_plain_window_is_not_asked() -> None:
     graph = padded(56, 3, 1, 1)
     assert skipped(graph, graph.nodes[1], Tile((7, 32, 1, 4))) == ()

@@ -28,6 +28,21 @@ Margin = tuple[int, int]
 """Elements before the first and behind the last."""
 
 
+def block_with(block: Any, body: Any, allocated: Sequence[Any] | None = None) -> Any:
+    """The block around another body, with other tensors of its own if they are given."""
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers if allocated is None else allocated,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
 class Margins:
     """What is read beside the tensors that a function keeps for itself."""
 
@@ -108,17 +123,7 @@ class Margins:
         def block(node: Any) -> Any:
             if not any(buffer in new for buffer in node.alloc_buffers):
                 return node
-            return s_tir.SBlock(
-                node.iter_vars,
-                node.reads,
-                node.writes,
-                node.name_hint,
-                node.body,
-                node.init,
-                [new.get(buffer, buffer) for buffer in node.alloc_buffers],
-                node.match_buffers,
-                node.annotations,
-            )
+            return block_with(node, node.body, [new.get(one, one) for one in node.alloc_buffers])
 
         kinds = [
             (TensorLoad, load),

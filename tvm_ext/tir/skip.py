@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tvm_ext.tir.margins import block_with
 from tvm_ext.tir.read import linear, terms
 from tvm_ext.tir.requests import Place, over_reduction, places, serial
 from tvm_ext.tvm_api import (
@@ -65,7 +66,7 @@ def with_skips(func: PrimFunc) -> PrimFunc:
 
     def left(block: Any) -> Any:
         body = bodies.get(block.iter_vars[0].var) if block.iter_vars else None
-        return block if body is None else _with_body(block, body)
+        return block if body is None else block_with(block, body)
 
     kinds = [(tirx.For, ask), (s_tir.SBlock, left)]
     return func.with_body(structural_map(func.body, kinds, order="post"))
@@ -91,23 +92,9 @@ def without_padding(func: PrimFunc) -> PrimFunc:
         if not conditions:
             return block
         sum_ = tirx.BufferStore(store.buffer, value, store.indices)
-        return _with_body(block, tirx.IfThenElse(tirx.all(*conditions), sum_, None))
+        return block_with(block, tirx.IfThenElse(tirx.all(*conditions), sum_, None))
 
     return func.with_body(structural_map(func.body, [(s_tir.SBlock, branch)], order="post"))
-
-
-def _with_body(block: Any, body: Any) -> Any:
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def _is_choice(expr: Any) -> bool:

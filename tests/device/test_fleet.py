@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
@@ -28,6 +28,7 @@ from measure_case import (
     hang,
     job,
     segfault,
+    slow,
     triple,
 )
 
@@ -110,13 +111,11 @@ def measurer(served):
 
 @contextmanager
 def meanwhile(work):
-    """Runs `work` in a thread beside the body, and ends with it."""
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    """Runs `work` in a thread beside the body, and ends, or fails, with it."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
         yield
-    finally:
-        thread.join()
+        done.result()
 
 
 def test_every_failure_has_its_kind_and_the_batch_goes_on(measurer, served):
@@ -149,17 +148,12 @@ def test_verify_finds_the_same_without_timing(measurer):
 
 
 def test_all_devices_are_used_at_a_time(measurer, served):
-    busy = []
     servers = [server.process for server in served[1:]]
-
-    def watch():
-        wait_for(lambda: all(server.children() for server in servers))
-        busy.append(True)
-
-    with meanwhile(watch):
-        outcomes = measurer.measure([job(double)] * 8)
+    # one keeps a device until it is taken from it, then the other device: the others meet it
+    with meanwhile(lambda: wait_for(lambda: all(server.children() for server in servers))):
+        hung, *outcomes = measurer.measure([job(hang)] + [job(double)] * 4)
+    assert hung.failure.kind == "hang"
     assert all(measured(outcome) for outcome in outcomes)
-    assert busy
 
 
 def test_nothing_to_measure_asks_nobody():
@@ -183,7 +177,7 @@ def test_killed_server_loses_nothing_and_killed_tracker_only_what_was_not_measur
                 victim.kill()
 
             with meanwhile(lambda: cut(second, during=second)):
-                outcomes = measurer.measure([job(double, checked=True)] * 6)
+                outcomes = measurer.measure([job(slow)] * 2 + [job(double, checked=True)] * 4)
             assert all(measured(outcome) for outcome in outcomes)
 
             wait_for(lambda: not first.process.children())

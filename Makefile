@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 MODELS := bench_models
 QUICK := light_squeezenet light_shufflenet light_inception_v1 mobilenet_v2 resnet18
 
-.PHONY: help setup demo test check golden gpu bench bench-quick bench-ops size clean
+.PHONY: help setup demo test lint check golden gpu bench bench-quick bench-ops size clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -26,13 +26,16 @@ $(STAMP): setup.py
 demo: $(STAMP)  ## Compile and tune ResNet-50, check it, time it beside ONNX Runtime
 	$(BIN)/python examples/demo.py
 
+# in the order of folders: the short tests come last, and no core waits long for another
 test: $(STAMP)  ## Run all tests
-	$(BIN)/python -m pytest tests -n auto --dist loadfile
+	$(BIN)/python -m pytest tests -n auto --dist loadfile --no-loadscope-reorder
 
-check: $(STAMP)  ## Lint, types and the tests that need no TVM (seconds)
+lint: $(STAMP)  ## Style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint  ## The same, and the tests that need no TVM (under a minute)
 	$(BIN)/python -m pytest tests/pure tests/test_rooms.py
 
 golden: $(STAMP)  ## Refresh the pinned plans and log lines

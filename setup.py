@@ -10,7 +10,7 @@ BENCH = [*VERIFY, "openvino>=2026", "torch==2.13.0", "transformers>=4.50"]
 # nvcc, which makes cubins without a GPU. Unpinned, its parts resolve to releases that do not fit.
 CUDA = [f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "cuda-crt", "cuda-runtime", "nvvm")]
 PLOT = ["matplotlib>=3.8"]
-TEST = [*VERIFY, *PLOT, "pytest>=8", "pytest-xdist", "hypothesis>=6", "ruff", "mypy"]
+TEST = [*VERIFY, *PLOT, "pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6", "ruff", "mypy"]
 
 setup(
     name="tvm_ext",

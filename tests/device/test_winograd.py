@@ -17,6 +17,7 @@ from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.errors import PlanError
 from tvm_ext.hardware import get, resolve
+from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import exchange_us, packed_bytes, pick, predict
 from tvm_ext.picker.traffic import handed_on_us
@@ -26,6 +27,7 @@ from tvm_ext.tile.chain import (
     IMAGE_FIRST,
     IMAGE_IN_BLOCKS,
     PHASES,
+    ChainForm,
     chain_form,
     transform_chain,
 )
@@ -289,6 +291,45 @@ def test_rows_that_cores_cannot_share_out_evenly_are_cut_by_channels() -> None:
     assert not any(exchange_us(graph, best[form], hardware) for form in others)
     even = pick(read_prepared(layer(32, 32, 128)), hardware)
     assert chain_form(even[0].plan) == IMAGE_FIRST
+
+
+def best_of(form: ChainForm, graph: TileGraph, hardware: HardwareModel) -> TilePlan:
+    plans = (candidate.plan for candidate in pick(graph, hardware, 1000))
+    return next(plan for plan in plans if chain_form(plan) == form)
+
+
+def test_weights_of_all_cores_take_their_room_in_a_shared_cache_once() -> None:
+    """Blocks of channels of seven rows: both cores read the same 5 MB, 471 us and not 1440."""
+    hardware = replace(get("cpu/x86-avx512"), cores=2)
+    graph = read_prepared(layer(27, 192, 192))
+    plan = best_of(IMAGE_IN_BLOCKS, graph, hardware)
+    weight_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
+    *near, last, memory = hardware.levels
+    assert last.shared
+
+    def memory_us(rooms: float) -> float:
+        room = replace(last, size_bytes=int(4 * rooms * weight_bytes))  # a quarter is counted on
+        return predict(graph, plan, replace(hardware, levels=(*near, room, memory))).memory_us
+
+    assert memory_us(1.8) == memory_us(18.0) < memory_us(0.9)
+
+
+def test_phases_hand_on_whatever_weights_arrive_meanwhile() -> None:
+    """Cores apart take 1.2 times as long for 14 x 14 of 512 channels in phases, weights in memory
+    or not."""
+    near = replace(get("cpu/x86-avx512"), cores=2, shared_cache_cycles=50)
+    unknown = replace(near, shared_cache_cycles=0)
+    graph = read_prepared(layer(14, 512, 512))
+    plan = best_of(PHASES, graph, near)
+    product = graph.nodes[plan.anchor]
+    handed_bytes = sum(
+        graph.tensors[tensor].size_bytes
+        for tensor in (graph.nodes[plan.anchor - 1].write.tensor, product.write.tensor)
+    )
+    longer_us = handed_on_us(handed_bytes, 2, near) - handed_on_us(handed_bytes, 2, unknown)
+    latencies = [predict(graph, plan, hardware).latency_us for hardware in (near, unknown)]
+    assert longer_us > 0
+    assert latencies[0] - latencies[1] == pytest.approx(longer_us)
 
 
 @pytest.mark.parametrize("machine", ["cpu/x86-avx2", "cpu/x86-avx512", "arm/neoverse-n1"])

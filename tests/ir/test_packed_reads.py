@@ -10,7 +10,9 @@ from tvm_ext.compute.conv import ConvGeometry, conv
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose
 from tvm_ext.compute.dense import dense, matmul
 from tvm_ext.compute.winograd import packed_shape, winograd
-from tvm_ext.tile.classify import packed_reads
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.classify import packed_reads, takes_whole_panels, vector_axis
+from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import PrimFunc, te
 
@@ -50,10 +52,14 @@ def computed(*batch: int) -> PrimFunc:
     return te.create_prim_func([a, b, matmul(a, b, 16)])
 
 
-def weights_of(func: PrimFunc) -> list[str]:
+def graph_of(func: PrimFunc) -> TileGraph:
     prepared = prepare(func)
     assert prepared is not None
-    graph = prepared.graph
+    return prepared.graph
+
+
+def weights_of(func: PrimFunc) -> list[str]:
+    graph = graph_of(func)
     reductions = [node for node in graph.nodes if node.kind == "reduce"]
     return [graph.tensors[x.tensor].name for node in reductions for x in packed_reads(node)]
 
@@ -62,6 +68,20 @@ def weights_of(func: PrimFunc) -> list[str]:
 @pytest.mark.parametrize("columns", [32, 64, 96])
 def test_weights_of_one_panel_and_of_several(make: Callable[[int], PrimFunc], columns: int) -> None:
     assert weights_of(make(columns)) == ["w"]
+
+
+@pytest.mark.parametrize("make", [product, convolution, transposed])
+@pytest.mark.parametrize("columns", [32, 64])
+def test_half_of_a_panel_is_no_whole_one(make: Callable[[int], PrimFunc], columns: int) -> None:
+    graph = graph_of(make(columns))
+    node = next(node for node in graph.nodes if node.kind == "reduce" and packed_reads(node))
+    last = vector_axis(node)
+    whole = {
+        width
+        for width in (8, 16, 32, 64)
+        if takes_whole_panels(node, Tile(tuple(width * (a == last) for a in range(len(node.axes)))))
+    }
+    assert whole == {32, 64}
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (1, 12), (2, 1)])

@@ -9,7 +9,14 @@ from graphs import GraphBuilder, conv, matmul
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import pick
-from tvm_ext.picker.traffic import OVERLAP_LOSS, arriving_us, far_loss, sweeps
+from tvm_ext.picker.traffic import (
+    OVERLAP_LOSS,
+    arriving_us,
+    far_loss,
+    handed_on_us,
+    has_next_panel,
+    sweeps,
+)
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
@@ -116,6 +123,31 @@ def test_how_often_a_core_goes_over_all_its_panels(
 ) -> None:
     node = conv(7, 7, 512, 512).nodes[0]
     assert sweeps(node, rows_plan(core, columns_first), NEAR) == times
+
+
+@pytest.mark.parametrize(
+    ("graph", "columns", "asks"),
+    [
+        (conv(7, 7, 64, 128), 32, True),
+        (conv(7, 7, 64, 128), 64, True),
+        (conv(7, 7, 64, 128), 16, False),
+        (conv(7, 7, 64, 128), 128, False),  # there is none behind it
+        (matmul(64, 128, 64, block=16), 16, True),
+        (matmul(64, 128, 64), 16, False),  # not packed
+    ],
+)
+def test_a_part_of_a_panel_is_not_asked_for_ahead(
+    graph: TileGraph, columns: int, asks: bool
+) -> None:
+    node = graph.nodes[-1 if graph.name == "matmul" else 0]
+    extents = [columns if axis == node.space[-1] else 1 for axis in range(len(node.axes))]
+    assert has_next_panel(node, Tile(tuple(extents))) == asks
+
+
+def test_a_near_cache_may_be_one_of_several() -> None:
+    assert NEAR.levels[-2].gbps > 2 * FAR.levels[-2].gbps
+    assert handed_on_us(MIB, 2, NEAR) == pytest.approx(MIB / 4 / (0.08 * 80e3))
+    assert handed_on_us(MIB, 2, FAR) == pytest.approx(MIB / 4 / (0.15 * 28e3))
 
 
 def test_weights_arrive_beside_the_first_time_they_are_used() -> None:

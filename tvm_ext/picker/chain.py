@@ -164,13 +164,13 @@ def chain_estimate(
     if form in INSIDE:
         part = prod(core.extents[axis] / product.extents[axis] for axis in _SPACE)
         reads, again = (counts[_CHANNELS], 1) if image_first else (1, counts[_CHANNELS])
-        seen = work.weight
+        seen = (0, work.weight)
         if image_first:
             part *= chain.groups
         else:
             work = work._replace(weight=work.weight // chain.groups)
         if form == CHANNELS_FIRST:
-            seen = work.weight // again
+            seen = (work.weight // again, 0)
         phases = _inside(work, part, blocks, reads, again, seen, waves, cores, hw)
     else:
         phases = _at_root(work, cores, hw)
@@ -179,7 +179,7 @@ def chain_estimate(
     element_bytes = graph.tensors[product.write.tensor].dtype_bytes
     near_ns = waves * blocks * _first_level_ns(core, register, element_bytes, hw)
     cycles = waves * blocks * compute_cycles(graph, product, core, register, plan.lanes, hw)
-    latency_us, compute_us, memory_us = phases.launch_us, 0.0, 0.0
+    latency_us, compute_us, memory_us = 0.0, 0.0, 0.0
     for phase_cycles, phase_ns in (
         (cycles, max(phases.product_ns, near_ns)),
         (phases.transforms_cycles, phases.transforms_ns + phases.outside_ns),
@@ -187,7 +187,7 @@ def chain_estimate(
         busy_us, wait_us = phase_cycles / hw.clock_ghz / 1e3, phase_ns / 1e3
         latency_us += overlapped_us(busy_us, wait_us)
         compute_us, memory_us = compute_us + busy_us, memory_us + wait_us
-    latency_us = with_cold_weights(graph, product, plan, hw, latency_us)
+    latency_us = with_cold_weights(graph, product, plan, hw, latency_us) + phases.launch_us
     bound = "compute" if compute_us >= memory_us else "memory"
     return Estimate(latency_us, compute_us, memory_us, bound)
 
@@ -213,20 +213,22 @@ def _inside(
     blocks: int,
     reads: int,
     again: int,
-    seen: int,
+    seen: tuple[int, int],
     waves: int,
     cores: int,
     hw: HardwareModel,
 ) -> _Phases:
     """Every stage inside the core tile. A task takes `part` of the image and `blocks` blocks of
     channels, for which it `reads` transformed data so many times; the input is transformed `again`
-    and again for the others. A core has `seen` so many bytes of weights before the same come."""
+    and again for the others. A core has `seen` so many bytes of weights before the same come, of
+    its own and in common with the others."""
     weight = work.weight / again
     held = (work.data + work.results / again / blocks) * part
     near = holding_gbps(hw, held / USABLE, 1, sharing=cores)
     filled = written_gbps(hw, held / USABLE, 1, sharing=cores)
     beyond = holding_gbps(hw, work.outside / USABLE, cores) / cores
-    far = holding_gbps(hw, (held + seen) / USABLE, 1, sharing=cores)
+    own, common = (held + seen[0]) / USABLE, seen[1] / USABLE
+    far = holding_gbps(hw, own, 1, cores, common)
     results = work.results / again * part
     data, outside_ns = work.data * part, work.outside / again * part / beyond
     return _Phases(

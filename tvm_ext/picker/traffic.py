@@ -19,6 +19,7 @@ from tvm_ext.tile.classify import (
     producers,
     sharing_axes,
     slides,
+    takes_whole_panels,
     whole_reduction,
 )
 from tvm_ext.tile.cut import Piece, handed_on_bytes
@@ -44,10 +45,12 @@ NEAR_CYCLES = 80.0
 all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
 us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
 EXCHANGE = 0.15
-"""Part of the last cache's bandwidth at which cores get what others have just read and written:
-0.23 where they share that cache, 0.05 where they do not. A virtual machine may change from one to
-the other while a model runs: with 0.3 ResNet-18 takes 1.05 times as long in the second, with 0.1
-1.02 times as long in the first."""
+"""Part of the last cache's bandwidth at which cores get what others have just read and written."""
+EXCHANGE_NEAR = 0.08
+"""The same of a cache so near that few cores share it, and others may have one of their own: 0.23
+and 0.05, between which a virtual machine changes while a model runs. This is the mean of both
+times: with 0.15 Inception v2 and ResNet-18 take as long in the first state, and 1.03 to 1.04 times
+as long in the second. (Behind a mesh 128 rows of 768 to 3072 are shared out by columns.)"""
 MASK_CYCLES = 4.0
 """Clamping an address and choosing between what lies there and padding."""
 KEPT = 0.5
@@ -81,13 +84,15 @@ def stays_in_cache(graph: TileGraph, hw: HardwareModel) -> bool:
     return graph.io_bytes < hw.levels[-2].size_bytes * KEPT
 
 
-def holding_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
+def holding_gbps(
+    hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0, common_bytes: float = 0.0
+) -> float:
     """Bandwidth, GB/s over `cores`, of the first level that holds so many bytes.
 
     `sharing` cores each hold as much of their own in the shared levels (default: `cores` hold it
-    together).
+    together), and the same `common_bytes` beside it.
     """
-    return _gbps(holding_level(hw, size_bytes, cores, sharing), cores, sharing)
+    return _gbps(holding_level(hw, size_bytes, cores, sharing, common_bytes), cores, sharing)
 
 
 def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0) -> float:
@@ -100,12 +105,12 @@ def written_gbps(hw: HardwareModel, size_bytes: float, cores: int, sharing: int 
 
 
 def holding_level(
-    hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0
+    hw: HardwareModel, size_bytes: float, cores: int, sharing: int = 0, common_bytes: float = 0.0
 ) -> MemoryLevel:
-    """The first level that holds so many bytes; `cores` and `sharing` as in `holding_gbps`."""
+    """The first level that holds so many bytes; what they are as in `holding_gbps`."""
     for level in hw.levels[1:-1]:
         held = size_bytes * (sharing or 1) if level.shared else size_bytes
-        if held <= _room(level, cores):
+        if held + common_bytes <= _room(level, cores):
             return level
     return hw.levels[-1]
 
@@ -153,7 +158,9 @@ def _gbps(source: MemoryLevel, cores: int, sharing: int) -> float:
 
 def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
     """Time in which cores get what others have just written of data that they share out anew."""
-    return size_bytes * (cores - 1) / cores**2 / (EXCHANGE * hw.levels[-2].gbps * 1e3)
+    near = 0 < hw.shared_cache_cycles <= NEAR_CYCLES
+    rate = (EXCHANGE_NEAR if near else EXCHANGE) * hw.levels[-2].gbps
+    return size_bytes * (cores - 1) / cores**2 / (rate * 1e3)
 
 
 def gathered_us(size_bytes: float, hw: HardwareModel) -> float:
@@ -180,7 +187,11 @@ def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile)
 
 
 def has_next_panel(node: TileNode, register: Tile) -> bool:
-    """Whether register tiles go over several panels."""
+    """Whether register tiles go over several panels, and take whole ones: for a part of one nothing
+    is asked ahead (1.6 MB in halves of panels 234 us from the cache, 397 out of it, and in whole
+    ones 233 and 262)."""
+    if not takes_whole_panels(node, register):
+        return False
     sharing = sharing_axes(node)
     return any(
         node.axes[axis].extent > register.extents[axis]

@@ -267,6 +267,17 @@ def _is_panel(node: TileNode, access: Access) -> bool:
     return indices[-len(panel) :] == panel and numbered and shared
 
 
+def takes_whole_panels(node: TileNode, register: Tile) -> bool:
+    """Whether a register tile takes packed operands in whole panels, not in parts of one."""
+    columns = vector_axis(node)
+    if columns is None:
+        return True
+    dims = [dim for access in packed_reads(node) for dim in access.dims if dim]
+    within = [dim for dim in dims if dim.coeffs[columns] and (dim.mod or dim.div == 1)]
+    panels = [dim.div * dim.mod or node.axes[columns].extent for dim in within]
+    return not any(register.extents[columns] % panel for panel in panels)
+
+
 def stageable(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> tuple[int, ...]:
     """Reads of inputs that several register tiles of a core tile go over, in rows of vectors that
     lie apart: side by side they would neither collide in cache nor share lines with others."""

@@ -16,6 +16,7 @@ from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
 from tvm_ext.tir.compare import choose, choose_lines, compare
+from tvm_ext.tir.least import least
 from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tir.symbolic import instance, of_tensors, symbols
@@ -136,17 +137,19 @@ def check(planned: Planned, kernel: Callable[..., Any], seed: int = 0) -> str:
 
 
 def instances(task: Task) -> Iterator[tuple[dict[Any, int], PrimFunc]]:
-    """A function whose extents are not known, with numbers for them: few, and then as many as are
-    no larger than a check should be."""
+    """A function whose extents are not known, with numbers for them: few, but not so few that it
+    would read what is not there, and then as many as are no larger than a check should be."""
+    fewest = least(task.original)
     *outer, last = symbols(task.original)
     told = {param: 1 for param in task.original.params if not hasattr(param, "shape")}
-    for extent in CHECKED:
-        sizes = dict.fromkeys(outer, min(extent, OUTER)) | {last: extent}
+    for extent in sorted({max(extent, fewest[last]) for extent in CHECKED}):
+        sizes = {symbol: max(min(extent, OUTER), fewest[symbol]) for symbol in outer}
+        sizes[last] = extent
         func = instance(task.original, told | sizes)
         if any(int(e) < 1 for param in func.params for e in param.shape):
             continue  # of so few nothing is left
         graph = read(func)
-        if extent > 1 and (graph is None or graph.io_bytes > CHECKED_BYTES):
+        if extent > fewest[last] and (graph is None or graph.io_bytes > CHECKED_BYTES):
             return
         yield sizes, func
 

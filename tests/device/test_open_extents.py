@@ -144,6 +144,21 @@ def test_what_is_cut_to_a_length_is_seen(
         anywhere(np.zeros((refused, 6), np.float32))
 
 
+@pytest.mark.parametrize("rows", [100, 300])
+def test_kernels_are_not_run_with_fewer_rows_than_they_read(rows: int) -> None:
+    """Of one row the others would lie megabytes behind its end, where there may be nothing."""
+    columns = (3 << 20) // rows
+    bounds = {"zero": np.array([0]), "most": np.array([rows])}
+    cut = helper.make_node("Slice", ["x", "zero", "most", "zero"], ["c"])
+    clip = helper.make_node("Relu", ["c"], ["y"])
+    model = make_model([cut, clip], [value("x", "n", columns)], ["y"], bounds)
+    anywhere = tvm_ext.compile(model, shapes={"x": ("n", columns)})
+    assert anywhere.manifest.fewest == {"n": rows}
+    assert all(group.verified for group in anywhere.manifest.groups)
+    x = rng.standard_normal((rows + 1, columns)).astype(np.float32)
+    np.testing.assert_array_equal(anywhere(x)[0], np.maximum(x[:rows], 0))
+
+
 def test_the_least_extent_leaves_elements() -> None:
     bounds = {"zero": np.array([0]), "three": np.array([3]), "end": np.array([1 << 40])}
     cut = helper.make_node("Slice", ["x", "three", "end", "zero"], ["y"])

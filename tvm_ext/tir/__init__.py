@@ -9,7 +9,8 @@ write       a plan to a schedule, one rule a file: write_tile, write_attention, 
             prefetch (panels asked for
             ahead) and ahead (a task's data), both by requests
 symbolic    extents that are not known: kernels as loops over tiles of known ones;
-            write_open: what has no such tiles, in its own loops on all cores
+            write_open: what has no such tiles, in its own loops on all cores;
+            least: with how few of them it still reads what there is
 roll        several kernels, again and again, as one with the loop inside
 generalise  kernels of one plan for several numbers as one for any
 signature   what a function computes, independent of names

@@ -19,7 +19,7 @@ from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.least import least
 from tvm_ext.tir.read import loads, read
 from tvm_ext.tir.slices import gathered, span, spread
-from tvm_ext.tir.symbolic import instance, of_tensors, symbols
+from tvm_ext.tir.symbolic import instance, of_tensors, ones, symbols
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tirx, tvm
 from tvm_ext.tvm_pairs import HALF_BITS, WORD, multiplies_pairs
 
@@ -141,11 +141,10 @@ def instances(task: Task) -> Iterator[tuple[dict[Any, int], PrimFunc]]:
     would read what is not there, and then as many as are no larger than a check should be."""
     fewest = least(task.original)
     *outer, last = symbols(task.original)
-    told = {param: 1 for param in task.original.params if not hasattr(param, "shape")}
     for extent in sorted({max(extent, fewest[last]) for extent in CHECKED}):
         sizes = {symbol: max(min(extent, OUTER), fewest[symbol]) for symbol in outer}
         sizes[last] = extent
-        func = instance(task.original, told | sizes)
+        func = instance(task.original, ones(task.original) | sizes)
         if any(int(e) < 1 for param in func.params for e in param.shape):
             continue  # of so few nothing is left
         graph = read(func)

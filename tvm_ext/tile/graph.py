@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 
@@ -42,6 +43,13 @@ class AffineDim(msgspec.Struct, frozen=True, cache_hash=True):
         if self.div > 1:
             reach = (self.offset % self.div + reach) // self.div
         return min(reach + 1, self.mod) if self.mod else reach + 1
+
+    def ends(self, extents: Sequence[int]) -> tuple[int, int]:
+        """The least and the greatest value that the index takes, but for its `mod`."""
+        reaches = [step * (size - 1) for step, size in zip(self.coeffs, extents, strict=True)]
+        least = self.offset + sum(min(0, reach) for reach in reaches)
+        greatest = self.offset + sum(max(0, reach) for reach in reaches)
+        return least // self.div, greatest // self.div
 
     def uses(self, axis: int) -> bool:
         """Whether the index depends on the axis."""

@@ -71,8 +71,5 @@ def _stays(access: Access, units: Units, node: TileNode, cut: tuple[int, int] | 
 
 def _within(dim: AffineDim, units: Units, node: TileNode, own: int) -> bool:
     """Whether an index stays in the first slice while the cut axes do."""
-    first = last = dim.offset
-    for axis, step in enumerate(dim.coeffs):
-        reach = step * (units.get(axis, node.extents[axis]) - 1)
-        first, last = first + min(0, reach), last + max(0, reach)
-    return first >= 0 and last // dim.div < own
+    first, last = dim.ends([units.get(axis, size) for axis, size in enumerate(node.extents)])
+    return first >= 0 and last < own

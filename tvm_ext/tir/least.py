@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tir.read import read
-from tvm_ext.tir.symbolic import instance, symbols
+from tvm_ext.tir.symbolic import instance, ones, symbols
 from tvm_ext.tvm_api import PrimFunc
 
 MANY = range(1 << 20, (1 << 20) + 8)
@@ -27,12 +27,11 @@ def least(func: PrimFunc) -> dict[Any, int]:
     """For each of a function's `symbols` the least number with which no access goes further beyond
     its tensor than with `MANY`, the others being many."""
     found = symbols(func)
-    told = {param: 1 for param in func.params if not hasattr(param, "shape")}
-    many = told | dict.fromkeys(found, MANY[0])
+    many = ones(func) | dict.fromkeys(found, MANY[0])
 
     @cache
     def with_many(number: int) -> list[int]:
-        return _beyond(func, told | dict.fromkeys(found, number))
+        return _beyond(func, ones(func) | dict.fromkeys(found, number))
 
     def fits(symbol: Any, number: int) -> bool:
         here = _beyond(func, many | {symbol: number})
@@ -70,8 +69,6 @@ def _places(graph: TileGraph) -> list[int]:
                 if dim is None or dim.mod:
                     found.append(0)
                     continue
-                steps = [c * (e - 1) for c, e in zip(dim.coeffs, node.extents, strict=True)]
-                first = (dim.offset + sum(min(0, step) for step in steps)) // dim.div
-                last = (dim.offset + sum(max(0, step) for step in steps)) // dim.div
-                found.append(max(0, -first) + max(0, last + 1 - extent))
+                first, last = dim.ends(node.extents)
+                found.append(max(0, -first) + max(0, last - extent + 1))
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_ext.tile.graph import AffineDim
 from tvm_ext.tir.read import linear
 from tvm_ext.tvm_api import (
     PrimFunc,
@@ -70,10 +71,8 @@ class Margins:
             if form is None:
                 return False
             coeffs, offset = form
-            ends = [c * (size - 1) for c, size in zip(coeffs, self._extents.values(), strict=True)]
-            lowest = offset + sum(min(0, end) for end in ends)
-            highest = offset + sum(max(0, end) for end in ends)
-            found.append((max(0, -lowest), max(0, highest - int(extent) + 1)))
+            first, last = AffineDim(tuple(coeffs), offset).ends(tuple(self._extents.values()))
+            found.append((max(0, -first), max(0, last - int(extent) + 1)))
         known = zip(self._wanted[load.source], found, strict=True)
         self._wanted[load.source] = [(max(a, c), max(b, d)) for (a, b), (c, d) in known]
         return True

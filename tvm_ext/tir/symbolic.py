@@ -61,6 +61,11 @@ def tensors(func: PrimFunc) -> list[Any]:
     return [param for param in func.params if hasattr(param, "shape")]
 
 
+def ones(func: PrimFunc) -> dict[Any, int]:
+    """Ones for the parameters that are variables of extents."""
+    return {param: 1 for param in func.params if not hasattr(param, "shape")}
+
+
 def instance(func: PrimFunc, sizes: Mapping[Any, int]) -> PrimFunc:
     """The function with values for all its `symbols`; its parameters are tensors only."""
     missing = [var for var in sizes if var not in func.params]

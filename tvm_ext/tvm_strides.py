@@ -1,30 +1,38 @@
 """Vectors of elements that lie a known way apart: whole vectors are loaded, and elements picked.
 
-    x[ramp(i, 2, 16)]                 →  shuffle(x[ramp(i, 1, 16)], x[ramp(i + 15, 1, 16)])
-    x[broadcast(i) + ramp(0..15) / 2] →  shuffle(x[ramp(i, 1, 8)])
+    x[ramp(i, 2, 16)]                         →  shuffle(x[ramp(i, 1, 16)], x[ramp(i + 15, 1, 16)])
+    x[broadcast(i) + ramp(0..15) / 2]         →  shuffle(x[ramp(i, 1, 8)])
+    x[broadcast(i) + ramp(0..15) / 4 * 4]     →  shuffle(x[ramp(i, 1, 16)])
+    x[broadcast(i) + ramp(0..15) / 4 * 4 + 3] →  shuffle(x[ramp(i, 1, 16)])    beside the one before
 
 TVM loads such vectors element by element, and puts as many together. Nothing is read beyond the
-first and the last element: the last vector ends there.
+first and the last element: the last vector ends there. What statements that follow each other read
+of one place is there for all of them.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, NamedTuple
+
+from tvm_ffi import StructuralKey
 
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     TensorLoad,
+    called,
     structural_map,
     structural_walk,
     tirx,
 )
 from tvm_ext.vectors import whole_loads
 
+_SUMS = {tirx.Add: operator.add, tirx.Sub: operator.sub}
 _KINDS = {
-    tirx.Add: operator.add,
-    tirx.Sub: operator.sub,
+    **_SUMS,
     tirx.Mul: operator.mul,
     tirx.FloorDiv: operator.floordiv,
     tirx.FloorMod: operator.mod,
@@ -32,6 +40,7 @@ _KINDS = {
     tirx.Mod: operator.mod,
 }
 """Of numbers that are not negative, as lanes are."""
+CHOICE = "if_then_else"
 _DIVIDE = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
@@ -42,18 +51,30 @@ class _Places(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def _places(index: Any) -> _Places | None:
-    """Those of a vector's index; None where they are data, or the vector is a whole one."""
+def _places(load: Any) -> _Places | None:
+    """Those of a vector that is loaded; None where they are data, or the vector is a whole one."""
+    index = load.indices[-1]
+    if str(load.source.dtype) == "bool":
+        return None
     if isinstance(index, tirx.Ramp):
         stride = int(index.stride) if isinstance(index.stride, tirx.IntImm) else 1
         if stride == 1:
             return None
         return _Places(index.base, tuple(stride * lane for lane in range(int(index.lanes))))
-    if isinstance(index, tirx.Add):
-        for base, rest in ((index.a, index.b), (index.b, index.a)):
-            if isinstance(base, tirx.Broadcast) and (numbers := _numbers(rest)):
-                return _Places(base.value, numbers)
-    return None
+    return _added(index) if type(index) in _SUMS else None
+
+
+def _added(expr: Any) -> _Places | None:
+    """Those of a sum of numbers that all elements have in common and of vectors that are known."""
+    if numbers := _numbers(expr):
+        return _Places(tirx.const(0, str(expr.ty.dtype).partition("x")[0]), numbers)
+    if isinstance(expr, tirx.Broadcast):
+        return _Places(expr.value, (0,) * int(expr.lanes))
+    join = _SUMS.get(type(expr))
+    left, right = (_added(expr.a), _added(expr.b)) if join else (None, None)
+    if join is None or left is None or right is None:
+        return None
+    return _Places(join(left.base, right.base), tuple(map(join, left.offsets, right.offsets)))
 
 
 def _numbers(expr: Any) -> tuple[int, ...] | None:
@@ -72,12 +93,50 @@ def _numbers(expr: Any) -> tuple[int, ...] | None:
     return found if found and min(found) >= 0 else None
 
 
-def _picked(load: Any) -> Any:
+def _place(load: Any, places: _Places) -> tuple[Any, ...]:
+    """A key for the buffer and the place in it that a load's elements lie behind."""
+    return load.source, *map(StructuralKey, (*load.indices[:-1], places.base))
+
+
+def _run_picked(run: Any) -> Any:
+    """Statements that follow each other, each vector picked from loads that serve all of them;
+    those stay that choose what they read."""
+    reached: dict[Any, set[int]] = defaultdict(set)
+    stores = [
+        isinstance(one, tirx.BufferStore)
+        and not any(name.endswith(CHOICE) for name in called(one.value))
+        for one in run.seq
+    ]
+
+    def noted(load: Any) -> None:
+        if (places := _places(load)) is not None:
+            reached[_place(load, places)].update(places.offsets)
+
+    def picked(load: Any) -> Any:
+        places = _places(load)
+        return load if places is None else _picked(load, reached[_place(load, places)])
+
+    for one, is_store in zip(run.seq, stores, strict=True):
+        if is_store:
+            structural_walk(one.value, (TensorLoad, noted))
+    if not reached:
+        return run
+    return tirx.SeqStmt(
+        [
+            structural_map(one, [(TensorLoad, picked)], order="post") if is_store else one
+            for one, is_store in zip(run.seq, stores, strict=True)
+        ]
+    )
+
+
+def _picked(load: Any, beside: Collection[int] = ()) -> Any:
     """The same vector, a shuffle for every load after the first; the load itself where whole ones
-    do not serve."""
-    *outer, index = load.indices
-    places = _places(index) if str(load.source.dtype) != "bool" else None
-    loads = whole_loads(places.offsets) if places else None
+    do not serve. What lies at numbers `beside` its own may be read too."""
+    *outer, _ = load.indices
+    places = _places(load)
+    loads = None
+    if places is not None:
+        loads = whole_loads(places.offsets, tuple(beside)) or whole_loads(places.offsets)
     if places is None or loads is None:
         return load
     width, begins = loads
@@ -122,4 +181,5 @@ def pick_strided(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     structural_walk(func.body, (tirx.Ramp, lambda ramp: found.append(_may_be_apart(ramp))))
     if not any(found):
         return func
-    return func.with_body(structural_map(func.body, [(TensorLoad, _picked)], order="post"))
+    body = structural_map(func.body, [(tirx.SeqStmt, _run_picked)], order="post")
+    return func.with_body(structural_map(body, [(TensorLoad, _picked)], order="post"))

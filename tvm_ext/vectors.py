@@ -18,17 +18,17 @@ class WholeLoads(NamedTuple):
     begins: tuple[int, ...]
 
 
-def whole_loads(places: Sequence[int]) -> WholeLoads | None:
+def whole_loads(places: Sequence[int], beside: Sequence[int] = ()) -> WholeLoads | None:
     """The vectors from which those elements are picked, none of them reaching beyond the first and
-    the last; None where elements lie side by side, or too far apart for fewer loads than half of
-    them."""
+    the last, nor those that are loaded `beside` them; None where elements lie side by side or are
+    one, or too far apart for fewer loads than half of them."""
     lanes = len(places)
-    if lanes < LEAST_PICKED:
+    if lanes < LEAST_PICKED or min(places) == max(places):
         return None
-    first = min(places)
-    span = max(places) - first + 1
-    if span == 1 or list(places) == list(range(first, first + lanes)):
+    if list(places) == list(range(places[0], places[0] + lanes)):
         return None
+    first = min(*places, *beside)
+    span = max(*places, *beside) - first + 1
     width = min(lanes, 1 << (span.bit_length() - 1))
     count = -(-span // width)
     if 2 * count > lanes:

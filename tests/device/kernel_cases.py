@@ -66,6 +66,14 @@ def _convolutions() -> None:
     ragged = _conv(69, (1, 1), residual, groups=3)
     case("conv2d_grouped_ragged_residual", ragged, (2, 15, 5, 7), (2, 69, 5, 7))
     case("conv2d_grouped_5_vectors", _conv(160, (1, 1), bias_relu, groups=2), (1, 80, 5, 7))
+    case("conv2d_groups_of_4", _conv(64, (3, 3), bias_relu, padding=1, groups=16), (1, 64, 9, 7))
+    of_2 = _conv(32, (3, 5), bias_relu, padding=(1, 2), strides=2, groups=16)
+    case("conv2d_groups_of_2_from_4", of_2, (2, 64, 11, 8))
+    case("conv2d_groups_of_4_from_8", _conv(32, (2, 3), groups=8), (1, 64, 6, 7))
+    case("conv2d_groups_of_4_1x1", _conv(48, (1, 1), bias_relu, groups=12), (1, 24, 5, 9))
+    case("conv2d_groups_of_8", _conv(40, (3, 3), bias_relu, padding=1, groups=5), (1, 40, 9, 7))
+    case("conv2d_groups_of_16", _conv(48, (5, 3), strides=2, padding=1, groups=3), (1, 12, 9, 7))
+    case("conv2d_depthwise_twofold", _conv(48, (3, 3), padding=1, groups=24), (1, 24, 9, 7))
     case("conv2d_depthwise_double", _conv(12, (3, 3), groups=6), (1, 6, 8, 8))
     case(
         "conv2d_residual",
@@ -102,6 +110,7 @@ def _convolutions() -> None:
     case("conv1d_planes", _conv(2, (7,), padding=(4, 1)), (2, 6, 37))
     case("conv3d_planes", _conv(3, (2, 1, 3)), (1, 4, 3, 5, 19))
     case("conv3d", _conv(10, (3, 1, 2), padding=(1, 0, 1, 0, 1, 1)), (1, 3, 5, 6, 4))
+    case("conv1d_groups_of_4", _conv(32, (5,), padding=2, groups=8), (1, 32, 19))
     case("conv3d_grouped", _conv(8, (2, 2, 2), groups=2, strides=(1, 2, 1)), (1, 4, 4, 5, 5))
 
 

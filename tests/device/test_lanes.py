@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,43 @@ def test_elements_that_repeat_are_loaded_once(times: int, lanes: int) -> None:
     func = vectors(lanes, count, lambda i: x[tirx.floordiv(i, times)], x)
     values = RANDOM.standard_normal(3 * lanes).astype("float32")
     check(func, np.repeat(values, times), values)
+
+
+def grouped_sum(lanes: int, size: int, steps: int) -> PrimFunc:
+    """y[i] = the sum of what every group of `size` results has `steps` of in x."""
+    count = 3 * lanes
+    x = te.placeholder((count // size * steps,), "float32", "x")
+    k = te.reduce_axis((0, steps), "k")
+    y = te.compute((count,), lambda i: te.sum(x[i // size * steps + k], axis=k), name="y")
+    schedule = Schedule(te.create_prim_func([x, y]))
+    block = schedule.get_sblock("y")
+    outer, inner = schedule.split(schedule.get_loops(block)[0], [None, lanes])
+    step = schedule.get_loops(block)[-1]
+    schedule.reorder(outer, step, inner)
+    schedule.unroll(step)
+    schedule.vectorize(inner)
+    return schedule.mod["main"].with_attr({"global_symbol": "main"})
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize(("size", "steps"), [(2, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8)])
+def test_elements_of_groups_are_picked(size: int, steps: int, lanes: int) -> None:
+    if size > lanes:
+        return
+    values = RANDOM.integers(-9, 9, (3 * lanes // size, steps)).astype("float32")
+    expected = np.repeat(values.sum(1), size)
+    check(grouped_sum(lanes, size, steps), expected, values.reshape(-1))
+
+
+@pytest.mark.parametrize("machine", ["cpu/x86-sse", "cpu/x86-avx2", "cpu/x86-avx512"])
+def test_what_one_step_loads_the_others_pick_from(machine: str) -> None:
+    """Alone each step would load two parts of vectors, which end where its last element is."""
+    hardware = get(machine)
+    size = hardware.lanes(4) // 2
+    code = compiled(grouped_sum(2 * size, size, size), hardware).mod.inspect_source("asm")
+    assert "insertps" not in code
+    loads = re.findall(r"movups\s+-?\d*\(%r\w+\), %[xyz]mm\d+", code.partition("main_compute_:")[2])
+    assert len(loads) == 3
 
 
 def padded(x: Any, before: int, fill: float) -> Value:

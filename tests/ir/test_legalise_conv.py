@@ -45,3 +45,28 @@ def test_what_cannot_win_at_the_machines_peak_is_not_predicted(
     seen.clear()
     assert choose_algorithm(GEOMETRY, SHAPE, 16, OUTPUT_TILES, predict_us, inf) == best
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "lanes", "narrow"),
+    [
+        (32, 128, 128, 16, True),
+        (32, 128, 128, 8, True),
+        (32, 128, 128, 4, False),  # a vector holds one
+        (32, 256, 256, 16, False),  # half a vector each
+        (24, 24, 48, 16, True),
+        (24, 24, 24, 16, False),  # depthwise
+        (16, 128, 64, 16, True),
+        (16, 256, 64, 16, False),  # inputs of four vectors
+        (8, 24, 24, 8, False),  # threes
+        (7, 28, 28, 16, False),  # vectors that end between groups
+    ],
+)
+def test_which_groups_share_a_vector(
+    groups: int, inputs: int, outputs: int, lanes: int, narrow: bool
+) -> None:
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), groups, inputs, outputs)
+    assert geometry.narrow(lanes) == narrow
+    if narrow:
+        assert not geometry.ragged(lanes)
+        assert geometry.block(lanes) == lanes

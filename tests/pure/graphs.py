@@ -361,6 +361,7 @@ GRAPHS: dict[str, TileGraph] = {
     "conv_one_pixel": conv(1, 1, 512, 1024, kernel=1),
     "grouped_large": grouped(56, 56, 128, 128, groups=4, block=32),
     "grouped_narrow": grouped(28, 28, 256, 256, groups=32, block=8),
+    "grouped_by_lanes": grouped(28, 28, 128, 128, groups=32, block=16),
     "grouped_prime": grouped(7, 5, 10, 14, groups=2, block=7),
     "depthwise_large": depthwise(56, 56, 144),
     "depthwise_prime": depthwise(7, 5, 13, kernel=5, stride=2),

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from graphs import GraphBuilder, conv, depthwise, elementwise, looked_up, matmul, pool, transpose
+from graphs import (
+    GraphBuilder,
+    axis_dim,
+    conv,
+    depthwise,
+    elementwise,
+    looked_up,
+    matmul,
+    pool,
+    transpose,
+)
 
 from tvm_ext.hardware import get
 from tvm_ext.picker.company import exchange_us
+from tvm_ext.picker.issue import LINES_CROSSED, picked_loads
 from tvm_ext.picker.order import HELD, NEAR, loop_order, plain_order, reduce_order, square_order
-from tvm_ext.picker.perf import LINES_CROSSED, picked_loads
 from tvm_ext.tile import Tile, TileGraph
 from tvm_ext.tile.classify import vector_axis
 from tvm_ext.tile.plan import LevelTile, TilePlan
@@ -75,6 +85,30 @@ def test_weights_of_a_short_sum_stay_in_registers() -> None:
     """Rows of 3 and of 9 elements by 256: the first sum is straight code, with columns outside."""
     assert not is_plain(matmul(4096, 256, 3, block=32), 0)
     assert is_plain(matmul(4096, 256, 9, block=32), 0)
+
+
+def grouped_product(rows: int, groups: int, inner: int, outer: int) -> TileGraph:
+    """y[p, g, o] += x[p, g, c] * w[g, o // 16, c, o % 16]."""
+    build = GraphBuilder("grouped")
+    x = build.tensor("x", (rows, groups, inner), "input")
+    w = build.tensor("w", (groups, outer // 16, inner, 16), "input")
+    y = build.tensor("y", (rows, groups, outer), "output")
+    packed = [{"g": 1}, axis_dim(2, 4, div=16), {"c": 1}, axis_dim(2, 4, mod=16)]
+    build.node(
+        "product",
+        {"p": rows, "g": groups, "o": outer, "c*": inner},
+        [(x, [{"p": 1}, {"g": 1}, {"c": 1}]), (w, packed)],
+        (y, [{"p": 1}, {"g": 1}, {"o": 1}]),
+        2.0,
+    )
+    return build.graph()
+
+
+def test_rows_are_not_cut_by_groups_whose_weights_have_room() -> None:
+    held = HELD * HARDWARE.own_cache_bytes
+    assert 4 * 32 * 144 * 4 <= held < 4 * 256 * 1024 * 4
+    assert is_plain(grouped_product(784, 4, 32, 144), 0)
+    assert not is_plain(grouped_product(784, 4, 256, 1024), 0)
 
 
 def test_a_single_row_reads_its_weights_once_in_any_order() -> None:

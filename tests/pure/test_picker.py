@@ -357,6 +357,24 @@ def test_a_short_axis_is_a_vector_of_its_own() -> None:
     assert tile_lanes(12, hw, 4, divisor=8) == 8, "no vector crosses the border of two blocks"
 
 
+def test_a_vector_takes_several_narrow_groups() -> None:
+    """Of all their channels, which are picked from the same loads; wider groups are their own."""
+    hw = get("cpu/x86-avx512")
+    several = pick(GRAPHS["grouped_by_lanes"], hw)[0].plan
+    assert several.lanes == 16
+    assert several.at("register").extents[-1] == 4
+    apart = pick(GRAPHS["grouped_narrow"], hw)[0].plan
+    assert apart.lanes == 8
+
+
+def test_half_vectors_go_twice_as_fast_through_units_half_as_wide() -> None:
+    wide = get("cpu/x86-avx512")
+    halves = msgspec.structs.replace(wide, fma_per_cycle=1)
+    assert [wide.fmas_per_cycle(lanes) for lanes in (4, 8, 16)] == [wide.fma_per_cycle] * 3
+    assert [halves.fmas_per_cycle(lanes) for lanes in (4, 8, 16)] == [2, 2, 1]
+    assert get("cpu/x86-avx2").fmas_per_cycle(4) == get("cpu/x86-avx2").fma_per_cycle
+
+
 def test_latency_is_felt_before_it_binds() -> None:
     """Few accumulators leave nothing to go on with: 4 rows of 2 vectors take more than their share
     of the time of 14, though four cycles of latency are hidden in both."""

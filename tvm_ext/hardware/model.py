@@ -91,6 +91,12 @@ class HardwareModel(msgspec.Struct, frozen=True):
         vectors are (Zen 4's 512 bits)."""
         return 1 if self.fma_per_cycle == 1 and self.vector_bytes == WIDEST_BYTES else 2
 
+    def fmas_per_cycle(self, lanes: int) -> int:
+        """Multiply-adds of vectors of so many float32 elements that one core starts per cycle: of
+        half vectors two where its units are half as wide as vectors are."""
+        halves = self.vector_loads_per_cycle == 1 and 2 * lanes <= self.lanes(4)
+        return 2 * self.fma_per_cycle if halves else self.fma_per_cycle
+
     @property
     def own_cache_bytes(self) -> int:
         """Bytes of the largest cache that a core shares with none; 0 without one."""

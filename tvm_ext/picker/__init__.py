@@ -3,7 +3,8 @@
   align  the few extents worth considering on a machine
   register  the register tiles made of them; amx: those for a matrix unit
   order  of the loops
-  perf   the time of a tiled stage from tile numbers alone; traffic what data costs on its way;
+  perf   the time of a tiled stage from tile numbers alone; issue what one pass over a register
+         tile issues; traffic what data costs on its way;
          company what a plan costs the kernels before and after
   stream  groups that touch each byte once, row by row or element by element
   chain  a product between two transforms (Winograd);  attention: a softmax between two products

@@ -7,7 +7,7 @@ grows by whole vectors and a register tile is bounded by the register file.
 from __future__ import annotations
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tile.classify import is_small_window, shares_index, slides
+from tvm_ext.tile.classify import group_size, grouped_by, is_small_window, shares_index, slides
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
@@ -84,10 +84,15 @@ def unroll_extents(extent: int) -> list[int]:
 
 def reduce_steps(node: TileNode) -> list[dict[int, int]]:
     """What one pass over a register tile takes of the reduction: a few iterations of its innermost
-    axis, a small window whole, or a long row of a window, whose taps share what they read."""
+    axis, a small window whole, or a long row of a window, whose taps share what they read. Of
+    groups narrower than a vector all channels, whose elements are picked from the same vectors."""
     if not node.reduce:
         return [{}]
     inner = node.reduce[-1]
+    if group_size(node):
+        channels = {a: node.axes[a].extent for a in node.reduce if not slides(node, a)}
+        row = {inner: node.axes[inner].extent}
+        return [channels | row, channels] if slides(node, inner) else [channels]
     steps = [{inner: size} for size in unroll_extents(node.axes[inner].extent)]
     whole = {axis: node.axes[axis].extent for axis in node.reduce}
     if is_small_window(node) and whole not in steps:
@@ -123,10 +128,13 @@ def core_extents(extent: int, register: int, cores: int) -> list[int]:
 
 def packed_divisor(node: TileNode, axis: int) -> int:
     """The block by which some read splits the axis (`w[o // 32, k, o % 32]`), or the whole axis if
-    it is the inner one of two that index the output (channels of a group); 0 for any other."""
+    it is the inner one of two that index the output (channels of a group); 0 for any other. Groups
+    of which a vector takes several split nothing."""
+    narrow = group_size(node)
     sizes = [
         dim.mod if dim.mod and dim.div == 1 else dim.div
         for access in node.reads
+        if not (narrow and grouped_by(access, axis) == narrow)
         for dim in access.dims
         if dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
     ]

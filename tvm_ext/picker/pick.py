@@ -30,12 +30,12 @@ from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.chunk import in_chunks, needs_chunks
 from tvm_ext.picker.company import exchange_us, in_company
 from tvm_ext.picker.gpu import pick_blocks
+from tvm_ext.picker.issue import picks
 from tvm_ext.picker.order import loop_order, square_order
 from tvm_ext.picker.perf import (
     Candidate,
     compute_cycles,
     estimate,
-    picks,
     together,
 )
 from tvm_ext.picker.register import register_tiles

@@ -30,6 +30,32 @@ def vector_axis(node: TileNode) -> int | None:
     return max(extents)[1] if extents else None
 
 
+@remembered
+def group_size(node: TileNode) -> int:
+    """Neighbours along the vector axis that read one element of some input, where vectors of packed
+    weights hold several times as many (`x[o // 4, c] * w[o // 16, c, o % 16]`); 0 for others."""
+    vector = vector_axis(node)
+    if vector is None:
+        return 0
+    packed = [
+        dim.mod
+        for read in node.reads
+        for dim in read.dims
+        if dim is not None and dim.uses(vector) and dim.div == 1 and dim.mod
+    ]
+    alone = [size for read in node.reads if (size := grouped_by(read, vector))]
+    return min(alone) if packed and alone and min(alone) < min(packed) else 0
+
+
+def grouped_by(access: Access, axis: int) -> int:
+    """By how much an access divides the axis, of which it uses nothing else (`x[o // 4, c]`); 0 if
+    it does not."""
+    used = [dim for dim in access.dims if dim is None or dim.uses(axis)]
+    if len(used) != 1 or used[0] is None or used[0].mod:
+        return 0
+    return used[0].div if used[0].div > 1 else 0
+
+
 def vectorisable(graph: TileGraph, node: TileNode) -> bool:
     """Whether neighbours along the vector axis read neighbours, or one element, of every input.
 
@@ -224,13 +250,17 @@ def pads_window(graph: TileGraph, stage: int) -> bool:
 
 def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> bool:
     """Whether every vector the node reads of what `padding` writes is padding or is none: it reads
-    them side by side, along an index that is not padded."""
+    them side by side, or those of several groups, along an index that is not padded."""
     vector, tensor = vector_axis(node), padding.write.tensor
     if vector is None or not is_padding(graph, padding):
         return False
     source, shape = graph.tensors[padding.reads[0].tensor].shape, graph.tensors[tensor].shape
     reads = [access for access in node.reads if access.tensor == tensor]
-    return all(access.stride(vector, shape) == 1 for access in reads) and not any(
+    size = group_size(node)
+    return all(
+        access.stride(vector, shape) == 1 or 0 < grouped_by(access, vector) == size
+        for access in reads
+    ) and not any(
         dim is None or (dim.uses(vector) and before != after)
         for access in reads
         for dim, before, after in zip(access.dims, source, shape, strict=True)

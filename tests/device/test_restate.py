@@ -15,25 +15,27 @@ import tvm_ext
 pytest.importorskip("onnxruntime")
 
 
-def mish() -> onnx.ModelProto:
-    nodes = [
+def mish(whole: bool) -> onnx.ModelProto:
+    parts = [
         helper.make_node("Softplus", ["x"], ["s"]),
         helper.make_node("Tanh", ["s"], ["t"]),
         helper.make_node("Mul", ["x", "t"], ["y"]),
     ]
-    return make_model(nodes, [value("x", 4, 97)], ["y"])
+    nodes = [helper.make_node("Mish", ["x"], ["y"])] if whole else parts
+    return make_model(nodes, [value("x", 4, 97)], ["y"], opset=18)
 
 
-def test_tanh_of_softplus() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_mish(whole: bool) -> None:
     x = np.concatenate(
         [np.linspace(-90, 90, 380), [np.nan, np.inf, -0.0, 1e-30, 3e38, 20, 19.99, -200]]
     )
     x = x.astype("float32").reshape(4, 97)
-    left = simplified(mish())
-    assert not operators(left).keys() & {"Softplus", "Tanh"}
+    left = simplified(mish(whole))
+    assert not operators(left).keys() & {"Softplus", "Tanh", "Mish"}
     wide = x.astype("float64")
     exact = wide * np.tanh(np.log1p(np.exp(np.minimum(wide, 700))))
-    (found,) = tvm_ext.compile(mish())(x)
+    (found,) = tvm_ext.compile(mish(whole))(x)
     np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-36)
     (plain,) = run_plainly(left, {"x": x})
     np.testing.assert_allclose(plain, exact, rtol=2e-6, atol=1e-36)

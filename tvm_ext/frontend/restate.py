@@ -2,6 +2,7 @@
 
 rewrite:
     Tanh(Softplus(x))      =>   e (e + 2) / (e (e + 2) + 2),   e = exp(x)
+    Mish(x)                =>   x times that
     LpNormalization(x)     =>   x / Sqrt(ReduceSum(x x)), or ReduceSum(Abs(x)); 0 where that is 0
     Col2Im(x)              =>   Reshape(Transpose(Reshape(x))) where blocks lie side by side,
                                 else ConvTranspose(Reshape(x)) by weights of one and zeros
@@ -45,6 +46,14 @@ def _rational(op: Any, x: ir.Value) -> Any:
     e = op.Exp(op.Where(op.Greater(x, flat), flat, x))  # what is no number is not greater
     product = op.Mul(e, op.Add(e, two))
     return op.Div(product, op.Add(product, two))
+
+
+def _mish(op: Any, x: Any) -> Any:
+    return op.Mish(x)
+
+
+def _times_rational(op: Any, x: ir.Value) -> Any:
+    return op.Mul(x, _rational(op, x))
 
 
 def _lp_normalization(op: Any, x: Any) -> Any:
@@ -319,6 +328,7 @@ def _equals_infinity(op: Any, x: ir.Value, y: ir.Value) -> Any:
 
 rules = (
     RewriteRule(_tanh_of_softplus, _rational, is_float, name="TanhOfSoftplus"),
+    RewriteRule(_mish, _times_rational, is_float, name="Mish"),
     RewriteRule(_lp_normalization, _divided, is_float, name="LpNormalization"),
     RewriteRule(_col2im, _side_by_side, _of_known_blocks, name="Col2Im"),
     RewriteRule(_softmax, _as_softmax, _along_one_axis, name="Softmax"),

@@ -47,6 +47,7 @@ from tvm_ext.graph.lower_top_k import LowerTopK
 from tvm_ext.graph.memory_order import MemoryOrder
 from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.multiply_bytes import MultiplyBytes
+from tvm_ext.graph.multiply_fewest import MultiplyFewest
 from tvm_ext.graph.multiply_halves import MultiplyHalves, Precision
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
@@ -59,7 +60,6 @@ from tvm_ext.graph.share import Known, Share
 from tvm_ext.graph.sink_concats import SinkConcats
 from tvm_ext.graph.sink_reshapes import SinkReshapes
 from tvm_ext.graph.slice_in_place import SliceInPlace
-from tvm_ext.graph.split_broadcasts import SplitBroadcasts
 from tvm_ext.graph.split_phases import SplitPhases
 from tvm_ext.graph.split_reductions import SplitReductions
 from tvm_ext.graph.stitch import Stitch
@@ -105,6 +105,7 @@ __all__ = [
     "LowerTopK",
     "MemoryOrder",
     "MultiplyBytes",
+    "MultiplyFewest",
     "MultiplyHalves",
     "Normalise",
     "Plan",
@@ -118,7 +119,6 @@ __all__ = [
     "SinkConcats",
     "SinkReshapes",
     "SliceInPlace",
-    "SplitBroadcasts",
     "SplitPhases",
     "SplitReductions",
     "Stitch",
@@ -179,7 +179,7 @@ def graph_passes(
         *by_kind,
         Normalise(),
         FoldLayout(),
-        SplitBroadcasts(),
+        MultiplyFewest(),
         FuseAttention(hardware, extents),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),

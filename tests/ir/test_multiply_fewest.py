@@ -1,15 +1,17 @@
-"""`SplitBroadcasts`: which parts of a concatenation are multiplied once."""
+"""`MultiplyFewest`: which parts of a concatenation are multiplied once, which before they are
+enlarged, and what is pooled before it is multiplied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from steps import steps
 
-from tvm_ext.graph.split_broadcasts import SplitBroadcasts
+from tvm_ext.graph.multiply_fewest import MultiplyFewest
 from tvm_ext.tvm_api import IRModule, constant, relax, tirx
 
 op = relax.op
@@ -41,7 +43,7 @@ def everywhere(emit: Emit, summary: Any) -> Any:
 
 def after(build: Callable[..., Any], *shapes: tuple[int, ...]) -> list[str]:
     mod = module(build, *shapes)
-    result = SplitBroadcasts()(mod)
+    result = MultiplyFewest()(mod)
     assert result["main"].ret_ty == mod["main"].ret_ty
     return steps(result)
 
@@ -103,13 +105,115 @@ def all_of_it(emit: Emit, x: Any, g: Any) -> Any:
     return op.nn.conv2d(both, weights(128, 192, 1, 1))
 
 
+COARSE = (1, 96, 12, 12)
+
+
+def enlarged(x: Any, method: str = "linear", **attrs: Any) -> Any:
+    return op.image.resize2d(x, (24, 24), method=method, **attrs)
+
+
+@pytest.mark.parametrize("method", ["linear", "nearest_neighbor", "cubic"])
+def test_what_is_enlarged_is_multiplied_before(method: str) -> None:
+    def build(emit: Emit, x: Any, g: Any) -> Any:
+        both = emit(op.concat([x, emit(enlarged(g, method))], 1))
+        return op.nn.conv2d(both, weights(128, 160, 1, 1))
+
+    assert after(build, POINTS, COARSE) == ["conv2d", "conv2d", "image.resize2d", "add"]
+
+
+def test_all_that_is_enlarged_is_multiplied_before() -> None:
+    """Beside a summary, which alone would leave too small a result."""
+
+    def build(emit: Emit, g: Any, h: Any, summary: Any) -> Any:
+        parts = [everywhere(emit, summary), emit(enlarged(g)), emit(enlarged(h))]
+        return op.nn.conv2d(emit(op.concat(parts, 1)), weights(128, 288, 1, 1))
+
+    assert after(build, COARSE, (1, 96, 6, 8), SUMMARY) == [
+        *("conv2d", "image.resize2d") * 2,
+        *("conv2d", "add", "add"),
+    ]
+
+
+def test_an_enlarged_image_by_itself() -> None:
+    def build(emit: Emit, g: Any) -> Any:
+        return op.nn.conv2d(emit(enlarged(g)), weights(128, 96, 1, 1))
+
+    assert after(build, COARSE) == ["conv2d", "image.resize2d"]
+
+
+def by_threes(emit: Emit, x: Any, g: Any) -> Any:
+    return op.nn.conv2d(emit(enlarged(g)), weights(128, 96, 3, 3), padding=1)
+
+
+def by_strides(emit: Emit, x: Any, g: Any) -> Any:
+    return op.nn.conv2d(emit(enlarged(g)), weights(128, 96, 1, 1), strides=2)
+
+
+def made_smaller(emit: Emit, x: Any, g: Any) -> Any:
+    small = emit(op.image.resize2d(x, (6, 6), method="linear"))
+    return op.nn.conv2d(small, weights(512, 64, 1, 1))
+
+
+def with_borders(emit: Emit, x: Any, g: Any) -> Any:
+    mode = "tf_crop_and_resize"
+    large = emit(enlarged(g, coordinate_transformation_mode=mode, extrapolation_value=2.0))
+    return op.nn.conv2d(large, weights(128, 96, 1, 1))
+
+
+def of_few_channels(emit: Emit, x: Any, g: Any) -> Any:
+    """The result would be enlarged and added for less than that takes."""
+    few = emit(enlarged(emit(op.strided_slice(g, [1], [0], [32]))))
+    return op.nn.conv2d(few, weights(512, 32, 1, 1))
+
+
+ENLARGED = [by_threes, by_strides, made_smaller, with_borders, of_few_channels]
+
+
+@pytest.mark.parametrize("build", ENLARGED)
+def test_other_enlarged_images_stay(build: Callable[..., Any]) -> None:
+    mod = module(build, POINTS, COARSE)
+    assert steps(MultiplyFewest()(mod)) == steps(mod)
+
+
+def pooled(emit: Emit, x: Any, outputs: int = 64, bias: bool = False, **attrs: Any) -> Any:
+    y = emit(op.nn.conv2d(x, weights(outputs, 64, 1, 1)))
+    y = emit(op.add(y, weights(1, outputs, 1, 1))) if bias else y
+    return op.nn.avg_pool2d(y, (2, 2), strides=2, **attrs)
+
+
+def test_what_is_pooled_is_multiplied_afterwards() -> None:
+    assert after(pooled, POINTS) == ["avg_pool2d", "conv2d"]
+    with_bias = partial(pooled, bias=True)
+    assert after(with_bias, POINTS) == ["avg_pool2d", "conv2d", "add"]
+
+
+def used_twice(emit: Emit, x: Any) -> Any:
+    y = emit(op.nn.conv2d(x, weights(64, 64, 1, 1)))
+    small = emit(op.nn.avg_pool2d(y, (2, 2), strides=2))
+    return op.add(emit(op.image.resize2d(small, (24, 24), method="linear")), y)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(pooled, padding=1),
+        partial(pooled, ceil_mode=True),
+        partial(pooled, outputs=32),
+        used_twice,
+    ],
+)
+def test_other_pools_stay(build: Callable[..., Any]) -> None:
+    mod = module(build, POINTS)
+    assert steps(MultiplyFewest()(mod)) == steps(mod)
+
+
 CASES = [of_several_taps, padded, in_groups, of_rows, too_small, all_of_it]
 
 
 @pytest.mark.parametrize("build", CASES)
 def test_others_stay(build: Callable[..., Any]) -> None:
     mod = module(build, POINTS, SUMMARY)
-    assert steps(SplitBroadcasts()(mod)) == steps(mod)
+    assert steps(MultiplyFewest()(mod)) == steps(mod)
 
 
 def test_a_shape_that_is_not_known_stays() -> None:
@@ -119,7 +223,7 @@ def test_a_shape_that_is_not_known_stays() -> None:
 
     batch = tirx.Var("n", "int64")
     mod = module(build, (batch, 900, 8), (batch, 1, 64))
-    assert steps(SplitBroadcasts()(mod)) == steps(mod)
+    assert steps(MultiplyFewest()(mod)) == steps(mod)
 
 
 def test_a_tuple_that_comes_from_outside_stays() -> None:
@@ -131,4 +235,4 @@ def test_a_tuple_that_comes_from_outside_stays() -> None:
             both = builder.emit(op.concat(given, -1))
             result = builder.emit_output(op.matmul(both, weights(72, 64)))
         builder.emit_func_output(result)
-    assert steps(SplitBroadcasts()(builder.finalize())) == ["concat", "matmul"]
+    assert steps(MultiplyFewest()(builder.finalize())) == ["concat", "matmul"]

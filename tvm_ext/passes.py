@@ -28,6 +28,7 @@ from tvm_ext.graph.find_group_norm import FindGroupNorm
 from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
 from tvm_ext.graph.fold_dilation import FoldDilation
+from tvm_ext.graph.fold_products import FoldProducts
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
@@ -87,6 +88,7 @@ __all__ = [
     "FoldDilation",
     "FoldIndices",
     "FoldLayout",
+    "FoldProducts",
     "Fuse",
     "FuseAttention",
     "FuseMultiOutput",
@@ -180,6 +182,7 @@ def graph_passes(
         Normalise(),
         FoldLayout(),
         MultiplyFewest(),
+        FoldProducts(),
         FuseAttention(hardware, extents),
         FindGroupNorm(),
         ChannelsLast(ALL_CONVOLUTIONS, hardware.lanes(4)),

@@ -73,3 +73,29 @@ def test_pools(bias: bool) -> None:
         helper.make_node("Relu", ["p"], ["y"]),
     ]
     check(make_model(nodes, [value("x", 2, 90, 15, 19)], ["y"], constants))
+
+
+def test_two_products_that_are_one() -> None:
+    """Tokens brought to one width, made an image, enlarged and multiplied again."""
+    constants = {
+        "a": drawn(40, 96) / 6,
+        "b": drawn(96),
+        "shape": np.array([1, 96, 15, 10]),
+        "none": np.zeros(0, "float32"),
+        "size": np.array([1, 96, 30, 19]),
+        "w": drawn(70, 96 + 64, 1, 1) / 12,
+    }
+    nodes = [
+        helper.make_node("MatMul", ["t", "a"], ["m"]),
+        helper.make_node("Add", ["b", "m"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["p"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["p", "shape"], ["i"]),
+        helper.make_node("Resize", ["i", "none", "none", "size"], ["l"], **MODES["linear"]),
+        helper.make_node("Concat", ["l", "x"], ["c"], axis=1),
+        helper.make_node("Conv", ["c", "w"], ["y"]),
+    ]
+    given = [value("t", 1, 150, 40), value("x", 1, 64, 30, 19)]
+    model = make_model(nodes, given, ["y"], constants)
+    check(model)
+    kinds = [group.kind for group in tvm_ext.compile(model).manifest.groups]
+    assert sum(kind.count("dense") + kind.count("conv2d") for kind in kinds) == 2

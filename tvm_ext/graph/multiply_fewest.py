@@ -72,6 +72,16 @@ class Product(NamedTuple):
         plain = is_plain_conv(call) and not any(int(pad) for pad in call.attrs.padding)
         return cls(weights, 1, 1) if alone and plain else None
 
+    def matrix(self) -> np.ndarray:
+        """The weights by channels in and out, in double precision."""
+        wide = self.weights.astype(np.float64)
+        return wide.reshape(len(wide), -1).T if self.summed else wide
+
+    def shaped(self, matrix: np.ndarray) -> np.ndarray:
+        """Another such matrix as weights of the same operator."""
+        narrow = np.ascontiguousarray(matrix.T if self.summed else matrix, np.float32)
+        return narrow.reshape(*narrow.shape, *self.weights.shape[2:])
+
 
 class _Early(NamedTuple):
     """What is multiplied in place of a part, and the call that enlarges the product; None where a
@@ -175,7 +185,7 @@ class _Rewriter(relax.PyExprMutator):
         if op_name(made) != ENLARGING or op_name(call) == "relax.matmul" or _crops(made):
             return None
         before, after = static_extents(made.args[0].ty), static_extents(part.ty)
-        if not before or not after or prod(before[2:]) == 1 or not _takes_all_points(call):
+        if not before or not after or prod(before[2:]) == 1 or not takes_all_points(call):
             return None
         planes = str(made.attrs.layout) == "NCHW"
         return _Early(made.args[0], made) if planes and prod(after) > prod(before) else None
@@ -190,7 +200,7 @@ class _Rewriter(relax.PyExprMutator):
                 return call
             made, bias = bound(self, made.args[0]), made.args[1]
         product, before, after = Product.of(made), static_extents(made.ty), static_extents(call.ty)
-        if product is None or op_name(made) == "relax.matmul" or not _takes_all_points(made):
+        if product is None or op_name(made) == "relax.matmul" or not takes_all_points(made):
             return call
         if before is None or after is None:
             return call
@@ -203,9 +213,9 @@ class _Rewriter(relax.PyExprMutator):
         return total if bias is None else relax.op.add(self.builder_.emit(total), bias)
 
 
-def _takes_all_points(call: Any) -> bool:
-    """Whether a convolution of one tap has a result for each point."""
-    return set(map(int, call.attrs.strides)) == {1}
+def takes_all_points(call: Any) -> bool:
+    """Whether a product has a result for each point of what it is given."""
+    return op_name(call) == "relax.matmul" or set(map(int, call.attrs.strides)) == {1}
 
 
 def _averages_whole_windows(call: Any) -> bool:

@@ -201,3 +201,32 @@ def test_what_is_merged_has_a_plan_by_strips() -> None:
     assert (group.source, group.fallback) == ("picker", ())
     assert group.plan is not None
     assert group.plan.rule == "strips"
+
+
+def test_planes_are_turned_by_squares_in_strips() -> None:
+    """Vectors put together from 16 planes took longer than the products that read them."""
+    rng = np.random.default_rng(2)
+    weights = [rng.standard_normal((48, 64, 1, 1)) / 8, rng.standard_normal((64, 48, 1, 1)) / 7]
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 64, 24, 32), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = x
+            for weight in weights:
+                given = relax.const(weight.astype("float32"))
+                y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.nn.conv2d(y, given))))
+            y = builder.emit_output(relax.op.mean(y, [2, 3]))
+        builder.emit_func_output(y)
+    mod = builder.finalize()
+    for one in passes.graph_passes(HARDWARE):
+        mod = one(mod)
+    tasks = [task for task in passes.tasks_of(mod).values() if "transpose" in task.name]
+    found = [
+        (task.func, candidate.plan)
+        for task in tasks
+        if task.graph is not None
+        for candidate in pick_strips(task.graph, HARDWARE)
+        if candidate.plan.at("core").extents[2] % HARDWARE.lanes(4) == 0
+    ]
+    assert found
+    assert all("square" in write(func, plan).script() for func, plan in found)

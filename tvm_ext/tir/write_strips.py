@@ -15,7 +15,7 @@ from tvm_ext.tile.legal import check_strips
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.write_rows import parted_reductions, write_parted_rows
-from tvm_ext.tir.write_tile import vectorise_last, write_tile
+from tvm_ext.tir.write_tile import vectorise_stage, write_tile
 from tvm_ext.tvm_api import SBlockRV
 
 
@@ -51,4 +51,4 @@ def write_strips(prepared: Prepared, plan: TilePlan) -> None:
             write_tile(own, inside)
         named = {inside.anchor, *(entry.stage for entry in inside.attach)}
         for stage in set(range(len(own.blocks))) - named:
-            vectorise_last(schedule, schedule.get_loops(own.blocks[stage])[-1], inside.lanes)
+            vectorise_stage(schedule, own.blocks[stage], inside.lanes, own.graph.nodes[stage])

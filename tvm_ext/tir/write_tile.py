@@ -222,13 +222,20 @@ def _attach(
     schedule: Schedule, block: SBlockRV, loop: object, lanes: int, node: TileNode | None = None
 ) -> None:
     """Computes a producer inside the core tile, its innermost loop in vectors; `node` is its node,
-    None for a plain copy.
-
-    A transposition goes by squares: of the lines that a vector's elements come from all is used.
-    """
-    depth = len(schedule.get(block).iter_vars)
+    None for a plain copy."""
     schedule.compute_at(block, loop, preserve_unit_loops=True)
-    own = schedule.get_loops(block)[-depth:]
+    vectorise_stage(schedule, block, lanes, node)
+
+
+def vectorise_stage(
+    schedule: Schedule, block: SBlockRV, lanes: int, node: TileNode | None = None
+) -> None:
+    """The innermost loop of a stage in vectors; `node` is its node, None for a plain copy.
+
+    A transposition goes by squares: of the lines that a vector's elements come from all is used
+    (256 planes of 128 x 128 before three products in strips of two rows: 15.1 → 7.2 ms).
+    """
+    own = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     across = None if node is None else transposed_axis(node)
     if across is not None and int(schedule.get(own[across]).extent) % lanes == 0:
         extent = int(schedule.get(own[-1]).extent)

@@ -93,15 +93,15 @@ def _numbers(expr: Any) -> tuple[int, ...] | None:
     return found if found and min(found) >= 0 else None
 
 
-def _place(load: Any, places: _Places) -> tuple[Any, ...]:
+def _place(load: Any, places: _Places) -> tuple[StructuralKey, ...]:
     """A key for the buffer and the place in it that a load's elements lie behind."""
-    return load.source, *map(StructuralKey, (*load.indices[:-1], places.base))
+    return tuple(map(StructuralKey, (load.source, *load.indices[:-1], places.base)))
 
 
 def _run_picked(run: Any) -> Any:
     """Statements that follow each other, each vector picked from loads that serve all of them;
     those stay that choose what they read."""
-    reached: dict[Any, set[int]] = defaultdict(set)
+    reached: dict[tuple[StructuralKey, ...], set[int]] = defaultdict(set)
     stores = [
         isinstance(one, tirx.BufferStore)
         and not any(name.endswith(CHOICE) for name in called(one.value))

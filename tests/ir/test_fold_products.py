@@ -114,3 +114,16 @@ OTHERS = [
 def test_others_stay(build: Callable[..., Any]) -> None:
     mod = module(build, TOKENS)
     assert steps(FoldProducts()(mod)) == steps(mod)
+
+
+def test_halves_stay() -> None:
+    """Their sums would be rounded elsewhere."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(TOKENS, "float16"))
+    halves = [np.ones(shape, "float16") for shape in ((40, 96), (96, 64))]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(x, constant(halves[0])))
+            y = builder.emit_output(op.matmul(y, constant(halves[1])))
+        builder.emit_func_output(y)
+    assert steps(FoldProducts()(builder.finalize())) == ["matmul", "matmul"]

@@ -236,3 +236,15 @@ def test_a_tuple_that_comes_from_outside_stays() -> None:
             result = builder.emit_output(op.matmul(both, weights(72, 64)))
         builder.emit_func_output(result)
     assert steps(MultiplyFewest()(builder.finalize())) == ["concat", "matmul"]
+
+
+def test_enlarged_halves_stay() -> None:
+    """Their sums would be rounded elsewhere."""
+    builder = relax.BlockBuilder()
+    g = relax.Var("g", relax.TensorType(COARSE, "float16"))
+    with builder.function("main", [g]):
+        with builder.dataflow():
+            weight = constant(np.ones((128, 96, 1, 1), "float16"))
+            y = builder.emit_output(op.nn.conv2d(builder.emit(enlarged(g)), weight))
+        builder.emit_func_output(y)
+    assert steps(MultiplyFewest()(builder.finalize())) == ["image.resize2d", "conv2d"]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.graph.layout_rules import with_attrs
-from tvm_ext.graph.multiply_fewest import LEAST_FLOPS, Product, takes_all_points
+from tvm_ext.graph.multiply_fewest import LEAST_FLOPS, Product, is_float32, takes_all_points
 from tvm_ext.tvm_api import (
     IRModule,
     bound,
@@ -100,6 +100,8 @@ class _Rewriter(relax.PyExprMutator):
         way = self._way(call.args[0], second.axis)
         first = Product.of(way.first) if way is not None else None
         if way is None or first is None or not takes_all_points(way.first):
+            return call
+        if not all(map(is_float32, (call, way.first, *call.args, *way.first.args))):
             return call
         matrix = second.matrix()
         between, after = matrix.shape

@@ -187,8 +187,11 @@ class _Rewriter(relax.PyExprMutator):
         before, after = static_extents(made.args[0].ty), static_extents(part.ty)
         if not before or not after or prod(before[2:]) == 1 or not takes_all_points(call):
             return None
+        floats = is_float32(made.args[0]) and is_float32(call)
         planes = str(made.attrs.layout) == "NCHW"
-        return _Early(made.args[0], made) if planes and prod(after) > prod(before) else None
+        return (
+            _Early(made.args[0], made) if floats and planes and prod(after) > prod(before) else None
+        )
 
     def _pooled_first(self, call: Any) -> Any:
         """pool(conv(x) + b)  →  conv(pool(x)) + b"""
@@ -202,6 +205,8 @@ class _Rewriter(relax.PyExprMutator):
         product, before, after = Product.of(made), static_extents(made.ty), static_extents(call.ty)
         if product is None or op_name(made) == "relax.matmul" or not takes_all_points(made):
             return call
+        if not is_float32(made.args[0]) or not is_float32(made):
+            return call
         if before is None or after is None:
             return call
         fewer = (prod(before) - prod(after)) // before[1]
@@ -211,6 +216,11 @@ class _Rewriter(relax.PyExprMutator):
         pooled = self.builder_.emit(call_of(call, made.args[0]))
         total = call_of(made, pooled)
         return total if bias is None else relax.op.add(self.builder_.emit(total), bias)
+
+
+def is_float32(tensor: Any) -> bool:
+    """Whether a tensor is of numbers that sums of other orders hardly change."""
+    return str(tensor.ty.dtype.dtype) == "float32"
 
 
 def takes_all_points(call: Any) -> bool:

@@ -23,8 +23,8 @@ Tensor = Any
 
 NARROW = 4
 """Output channels of the widest groups of which a vector takes several, each lane with the element
-of its own group (32 groups of 4 channels, 56 x 56: 300 us of a core where a group at a time takes
-626). Wider ones fill half a vector of AVX-512; of halves a core computes two at once, or it
+of its own group (32 groups of 4 channels, 56 x 56: 272 us of a core where a group at a time takes
+622). Wider ones fill half a vector of AVX-512; of halves a core computes two at once, or it
 shuffles where it multiplies (32 groups of 8, 28 x 28: halves 338 us, several at a time 362)."""
 
 

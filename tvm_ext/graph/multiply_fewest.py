@@ -188,10 +188,8 @@ class _Rewriter(relax.PyExprMutator):
         if not before or not after or prod(before[2:]) == 1 or not takes_all_points(call):
             return None
         floats = is_float32(made.args[0]) and is_float32(call)
-        planes = str(made.attrs.layout) == "NCHW"
-        return (
-            _Early(made.args[0], made) if floats and planes and prod(after) > prod(before) else None
-        )
+        larger = str(made.attrs.layout) == "NCHW" and prod(after) > prod(before)
+        return _Early(made.args[0], made) if floats and larger else None
 
     def _pooled_first(self, call: Any) -> Any:
         """pool(conv(x) + b)  →  conv(pool(x)) + b"""
@@ -203,11 +201,9 @@ class _Rewriter(relax.PyExprMutator):
                 return call
             made, bias = bound(self, made.args[0]), made.args[1]
         product, before, after = Product.of(made), static_extents(made.ty), static_extents(call.ty)
-        if product is None or op_name(made) == "relax.matmul" or not takes_all_points(made):
+        if product is None or before is None or after is None or not takes_all_points(made):
             return call
-        if not is_float32(made.args[0]) or not is_float32(made):
-            return call
-        if before is None or after is None:
+        if op_name(made) == "relax.matmul" or not all(map(is_float32, (made, made.args[0]))):
             return call
         fewer = (prod(before) - prod(after)) // before[1]
         few = before[1] * fewer < LEAST_CHANNELS * prod(before) // before[1]
@@ -219,7 +215,7 @@ class _Rewriter(relax.PyExprMutator):
 
 
 def is_float32(tensor: Any) -> bool:
-    """Whether a tensor is of numbers that sums of other orders hardly change."""
+    """Whether a tensor is of numbers that hardly change where they are summed in another order."""
     return str(tensor.ty.dtype.dtype) == "float32"
 
 

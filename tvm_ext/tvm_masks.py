@@ -101,6 +101,11 @@ class _Vector:
         return self.index(expr)
 
 
+def has_choice(expr: Any) -> bool:
+    """Whether some of an expression is computed only where a condition says so."""
+    return _CHOICE in called(expr)
+
+
 def _reads(expr: Any) -> bool:
     """Whether an expression loads anything."""
     found: list[Any] = []
@@ -143,6 +148,6 @@ def _masked(loop: Any) -> Any:
 @tirx.transform.prim_func_pass(opt_level=0, name="LoadMasked")
 def load_masked(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     """Such vectors by masked loads, where the function's target has them."""
-    if _CHOICE not in called(func.body) or not may_use(func, ISA):
+    if not has_choice(func.body) or not may_use(func, ISA):
         return func
     return func.with_body(structural_map(func.body, [(tirx.For, _masked)], order="post"))

@@ -23,11 +23,11 @@ from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
     TensorLoad,
-    called,
     structural_map,
     structural_walk,
     tirx,
 )
+from tvm_ext.tvm_masks import has_choice
 from tvm_ext.vectors import whole_loads
 
 _SUMS = {tirx.Add: operator.add, tirx.Sub: operator.sub}
@@ -40,7 +40,6 @@ _KINDS = {
     tirx.Mod: operator.mod,
 }
 """Of numbers that are not negative, as lanes are."""
-CHOICE = "if_then_else"
 _DIVIDE = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
@@ -102,11 +101,7 @@ def _run_picked(run: Any) -> Any:
     """Statements that follow each other, each vector picked from loads that serve all of them;
     those stay that choose what they read."""
     reached: dict[tuple[StructuralKey, ...], set[int]] = defaultdict(set)
-    stores = [
-        isinstance(one, tirx.BufferStore)
-        and not any(name.endswith(CHOICE) for name in called(one.value))
-        for one in run.seq
-    ]
+    stores = [isinstance(one, tirx.BufferStore) and not has_choice(one.value) for one in run.seq]
 
     def noted(load: Any) -> None:
         if (places := _places(load)) is not None:
@@ -114,7 +109,7 @@ def _run_picked(run: Any) -> Any:
 
     def picked(load: Any) -> Any:
         places = _places(load)
-        return load if places is None else _picked(load, reached[_place(load, places)])
+        return _picked(load, places, reached[_place(load, places)]) if places else load
 
     for one, is_store in zip(run.seq, stores, strict=True):
         if is_store:
@@ -129,15 +124,16 @@ def _run_picked(run: Any) -> Any:
     )
 
 
-def _picked(load: Any, beside: Collection[int] = ()) -> Any:
+def _picked_alone(load: Any) -> Any:
+    return _picked(load, places) if (places := _places(load)) else load
+
+
+def _picked(load: Any, places: _Places, beside: Collection[int] = ()) -> Any:
     """The same vector, a shuffle for every load after the first; the load itself where whole ones
     do not serve. What lies at numbers `beside` its own may be read too."""
     *outer, _ = load.indices
-    places = _places(load)
-    loads = None
-    if places is not None:
-        loads = whole_loads(places.offsets, tuple(beside)) or whole_loads(places.offsets)
-    if places is None or loads is None:
+    loads = whole_loads(places.offsets, tuple(beside)) or whole_loads(places.offsets)
+    if loads is None:
         return load
     width, begins = loads
     owners = [next(n for n, at in enumerate(begins) if o < at + width) for o in places.offsets]
@@ -182,4 +178,4 @@ def pick_strided(func: PrimFunc, _mod: IRModule, _ctx: Any) -> PrimFunc:
     if not any(found):
         return func
     body = structural_map(func.body, [(tirx.SeqStmt, _run_picked)], order="post")
-    return func.with_body(structural_map(body, [(TensorLoad, _picked)], order="post"))
+    return func.with_body(structural_map(body, [(TensorLoad, _picked_alone)], order="post"))

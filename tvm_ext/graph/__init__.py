@@ -11,7 +11,7 @@ In the order the pipeline runs them:
   common_subexpr  equal expressions once, weights not looked at; of normalise and share
   multiply_fewest  products of a point's channels where points are fewest: of what is the same
                  everywhere, of images before they are enlarged or after they are pooled;
-                 fold_products: two in a row as one
+                 fold_products: two in a row as one (point_product: what both take)
   fuse_attention  a softmax between two products as one operator (attention_scores: what it is of;
                  join_projections: queries, keys and values as one product)
   find_group_norm  group norms as exporters write them, as one operator

@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_ext.graph.layout_rules import with_attrs
-from tvm_ext.graph.multiply_fewest import LEAST_FLOPS, Product, is_float32, takes_all_points
+from tvm_ext.graph.point_product import (
+    LEAST_FLOPS,
+    Product,
+    is_float32,
+    takes_all_points,
+    with_bias,
+)
 from tvm_ext.tvm_api import (
     IRModule,
     bound,
@@ -134,15 +140,10 @@ class _Rewriter(relax.PyExprMutator):
         return None
 
     def _begun(self, value: Any, axis: int, views: list[_View]) -> _Way | None:
-        shape, bias = static_extents(value.ty), None
-        if shape is not None and op_name(value) == "relax.add":
-            made, given = sorted(value.args, key=lambda one: constant_array(one) is not None)
-            bias = constant_array(given)
-            place = axis - len(shape) + (bias.ndim if bias is not None else 0)
-            if bias is None or place < 0 or not bias.size == bias.shape[place] == shape[axis]:
+        bias = None
+        if (found := with_bias(value, axis)) is not None:
+            if self._uses[found.operand] != 1:
                 return None
-            if self._uses[made] != 1:
-                return None
-            value = bound(self, made)
+            value, bias = bound(self, found.operand), constant_array(found.bias)
         first = Product.of(value)
         return _Way(value, bias, views) if first is not None and first.axis == axis else None

@@ -23,14 +23,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_ext.graph.channels_last import CONVOLUTIONS
-from tvm_ext.graph.layout_rules import is_plain_conv, with_attrs
+from tvm_ext.graph.layout_rules import with_attrs
+from tvm_ext.graph.point_product import (
+    LEAST_FLOPS,
+    Product,
+    is_float32,
+    takes_all_points,
+    with_bias,
+)
 from tvm_ext.tvm_api import (
     IRModule,
     bound,
     call_of,
     constant,
-    constant_array,
     count_uses,
     op_name,
     relax,
@@ -43,44 +48,11 @@ ENLARGING = "relax.image.resize2d"
 REPEATING = frozenset({"relax.broadcast_to", ENLARGING, "relax.tile"})
 """What repeats a tensor along an axis of one element."""
 POOLING = "relax.nn.avg_pool2d"
-LEAST_FLOPS = 1e6
-"""Arithmetic that is worth a kernel of its own: some microseconds."""
+CHANNELS = 1
+"""The axis of an image's."""
 LEAST_CHANNELS = 48
 """Multiplications for each number that take longer than to write and read two more: an enlarged
 result is added, and what is pooled may have more channels."""
-
-
-class Product(NamedTuple):
-    """A product by constant weights, and the axes of operand and weights that it sums over."""
-
-    weights: np.ndarray
-    axis: int
-    summed: int
-
-    @classmethod
-    def of(cls, call: Any) -> Product | None:
-        """That of a call, if it takes every point of its operand by itself; None of others."""
-        name = op_name(call)
-        if name != "relax.matmul" and name not in CONVOLUTIONS:
-            return None
-        weights, shape = constant_array(call.args[1]), static_extents(call.args[0].ty)
-        if weights is None or shape is None:
-            return None
-        if name == "relax.matmul":
-            return cls(weights, len(shape) - 1, 0) if weights.ndim == 2 else None
-        alone = call.attrs.groups == 1 and prod(weights.shape[2:]) == 1
-        plain = is_plain_conv(call) and not any(int(pad) for pad in call.attrs.padding)
-        return cls(weights, 1, 1) if alone and plain else None
-
-    def matrix(self) -> np.ndarray:
-        """The weights by channels in and out, in double precision."""
-        wide = self.weights.astype(np.float64)
-        return wide.reshape(len(wide), -1).T if self.summed else wide
-
-    def shaped(self, matrix: np.ndarray) -> np.ndarray:
-        """Another such matrix as weights of the same operator."""
-        narrow = np.ascontiguousarray(matrix.T if self.summed else matrix, np.float32)
-        return narrow.reshape(*narrow.shape, *self.weights.shape[2:])
 
 
 class _Early(NamedTuple):
@@ -194,16 +166,14 @@ class _Rewriter(relax.PyExprMutator):
     def _pooled_first(self, call: Any) -> Any:
         """pool(conv(x) + b)  →  conv(pool(x)) + b"""
         made, bias = bound(self, call.args[0]), None
-        if op_name(made) == "relax.add" and (array := constant_array(made.args[1])) is not None:
-            shape = static_extents(made.ty)
-            one_each = shape is not None and array.shape in ((1, shape[1], 1, 1), (shape[1], 1, 1))
-            if not one_each or self._uses[made.args[0]] != 1:
+        if (found := with_bias(made, CHANNELS)) is not None:
+            if self._uses[found.operand] != 1:
                 return call
-            made, bias = bound(self, made.args[0]), made.args[1]
+            made, bias = bound(self, found.operand), found.bias
         product, before, after = Product.of(made), static_extents(made.ty), static_extents(call.ty)
         if product is None or before is None or after is None or not takes_all_points(made):
             return call
-        if op_name(made) == "relax.matmul" or not all(map(is_float32, (made, made.args[0]))):
+        if product.axis != CHANNELS or not all(map(is_float32, (made, made.args[0]))):
             return call
         fewer = (prod(before) - prod(after)) // before[1]
         few = before[1] * fewer < LEAST_CHANNELS * prod(before) // before[1]
@@ -212,16 +182,6 @@ class _Rewriter(relax.PyExprMutator):
         pooled = self.builder_.emit(call_of(call, made.args[0]))
         total = call_of(made, pooled)
         return total if bias is None else relax.op.add(self.builder_.emit(total), bias)
-
-
-def is_float32(tensor: Any) -> bool:
-    """Whether a tensor is of numbers that hardly change where they are summed in another order."""
-    return str(tensor.ty.dtype.dtype) == "float32"
-
-
-def takes_all_points(call: Any) -> bool:
-    """Whether a product has a result for each point of what it is given."""
-    return op_name(call) == "relax.matmul" or set(map(int, call.attrs.strides)) == {1}
 
 
 def _averages_whole_windows(call: Any) -> bool:

@@ -7,7 +7,7 @@ grows by whole vectors and a register tile is bounded by the register file.
 from __future__ import annotations
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.tile.classify import group_size, grouped_by, is_small_window, shares_index, slides
+from tvm_ext.tile.classify import group_size, is_small_window, reads_groups, shares_index, slides
 from tvm_ext.tile.graph import TileNode
 
 MAX_VECTORS = 4
@@ -130,11 +130,10 @@ def packed_divisor(node: TileNode, axis: int) -> int:
     """The block by which some read splits the axis (`w[o // 32, k, o % 32]`), or the whole axis if
     it is the inner one of two that index the output (channels of a group); 0 for any other. Groups
     of which a vector takes several split nothing."""
-    narrow = group_size(node)
     sizes = [
         dim.mod if dim.mod and dim.div == 1 else dim.div
         for access in node.reads
-        if not (narrow and grouped_by(access, axis) == narrow)
+        if not reads_groups(node, access)
         for dim in access.dims
         if dim is not None and dim.uses(axis) and (dim.mod or dim.div > 1)
     ]

@@ -9,9 +9,9 @@ from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     WINDOW_TAPS,
     group_size,
-    grouped_by,
     is_square,
     leaves_holes_out,
+    reads_groups,
     taps_along_vectors,
     vector_axis,
     window_weights,
@@ -76,13 +76,13 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
     own = [axis for axis in (vector_axis(node),) if axis is not None]
     wide = node.space if node.kind == "reduce" or square else own
     shuffles, picked = lanes * log2(lanes) if square else 0.0, 0.0
-    size, spread = group_size(node), 0.0
+    spread = 0.0
     for access in node.reads:
         shape = graph.tensors[access.tensor].shape
-        if size and grouped_by(access, own[0]) == size:
+        if reads_groups(node, access):
             elements = float(prod(touched(access, tile, shape)))
             loads += elements / lanes
-            spread += elements * size / lanes
+            spread += elements * group_size(node) / lanes
             continue
         if apart := picked_loads(graph, node, access, tile, lanes):
             picked += apart

@@ -96,7 +96,8 @@ def loop_order(
     if shared and weights and _are_read_again(graph, node, weights, core, hw):
         return plain_order(node)
     head = [a for a in others if shared and a not in shared and any(w.uses(a) for w in weights)]
-    if any(node.axes[a].extent > 1 for a in head) and _have_room(graph, node, weights, core, hw):
+    grouped, room = any(node.axes[axis].extent > 1 for axis in head), HELD * hw.own_cache_bytes
+    if grouped and _bytes(graph, weights, whole_reduction(node, core)) <= room:
         return plain_order(node)
     return (*head, vector, *(a for a in others if a not in head), *reduce_order(node))
 
@@ -116,12 +117,9 @@ def _read_in_vectors(graph: TileGraph, node: TileNode, vector: int | None) -> li
     return [read for read in node.reads if read.stride(vector, shapes[read.tensor]) == 1]
 
 
-def _have_room(
-    graph: TileGraph, node: TileNode, weights: list[Access], core: Tile, hw: HardwareModel
-) -> bool:
-    """Whether a core's own caches hold the weights of a core tile."""
-    whole = whole_reduction(node, core)
-    return sum(access_bytes(graph, one, whole) for one in weights) <= HELD * hw.own_cache_bytes
+def _bytes(graph: TileGraph, reads: list[Access], tile: Tile) -> int:
+    """What several reads of a tile touch."""
+    return sum(access_bytes(graph, read, tile) for read in reads)
 
 
 def _are_read_again(
@@ -133,10 +131,10 @@ def _are_read_again(
     if prod(node.axes[axis].extent for axis in node.reduce) <= SHORT_SUM:
         return False
     whole = whole_reduction(node, core)
-    held = sum(access_bytes(graph, read, whole) for read in weights)
+    held = _bytes(graph, weights, whole)
     rows = [axis for axis in node.space if not any(read.uses(axis) for read in weights)]
     if prod(whole.extents[axis] for axis in rows) <= 1:
         return False
-    others = sum(access_bytes(graph, read, whole) for read in node.reads if read not in weights)
+    others = _bytes(graph, [read for read in node.reads if read not in weights], whole)
     room = HELD * hw.own_cache_bytes
     return held <= NEAR * hw.levels[1].size_bytes or held <= room < others

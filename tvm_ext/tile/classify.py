@@ -43,11 +43,17 @@ def group_size(node: TileNode) -> int:
         for dim in read.dims
         if dim is not None and dim.uses(vector) and dim.div == 1 and dim.mod
     ]
-    alone = [size for read in node.reads if (size := grouped_by(read, vector))]
+    alone = [size for read in node.reads if (size := _divides(read, vector))]
     return min(alone) if packed and alone and min(alone) < min(packed) else 0
 
 
-def grouped_by(access: Access, axis: int) -> int:
+def reads_groups(node: TileNode, access: Access) -> bool:
+    """Whether vectors of a read are made of several groups' elements (`group_size`)."""
+    size, vector = group_size(node), vector_axis(node)
+    return vector is not None and 0 < size == _divides(access, vector)
+
+
+def _divides(access: Access, axis: int) -> int:
     """By how much an access divides the axis, of which it uses nothing else (`x[o // 4, c]`); 0 if
     it does not."""
     used = [dim for dim in access.dims if dim is None or dim.uses(axis)]
@@ -256,10 +262,8 @@ def pads_whole_vectors(graph: TileGraph, node: TileNode, padding: TileNode) -> b
         return False
     source, shape = graph.tensors[padding.reads[0].tensor].shape, graph.tensors[tensor].shape
     reads = [access for access in node.reads if access.tensor == tensor]
-    size = group_size(node)
     return all(
-        access.stride(vector, shape) == 1 or 0 < grouped_by(access, vector) == size
-        for access in reads
+        access.stride(vector, shape) == 1 or reads_groups(node, access) for access in reads
     ) and not any(
         dim is None or (dim.uses(vector) and before != after)
         for access in reads

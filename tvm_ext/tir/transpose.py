@@ -33,11 +33,11 @@ from tvm_ext.tvm_api import (
     loop_with,
     s_tir,
     structural_map,
-    structural_walk,
     substitute,
     tirx,
     uses,
 )
+from tvm_ext.tvm_masks import has_choice
 
 SQUARE = "tvm_ext.square"
 """Annotation of the outer one of two loops that copy a square."""
@@ -76,7 +76,7 @@ def _square(loop: Any) -> Any:
         store.buffer, [substitute(index, bound) for index in store.indices], sides[::-1], size
     )
     value = structural_map(substitute(store.value, bound), [(Call, guarded)], order="post")
-    if _is_conditional(value):
+    if has_choice(value):  # a square makes its loads whatever is chosen
         return None
 
     def read() -> list[_Side]:
@@ -97,13 +97,6 @@ def _square(loop: Any) -> Any:
     body.append(loop_with(loop, written, {}))
     block = s_tir.SBlock([], regions, [target.region], "square", tirx.SeqStmt(body), None, buffers)
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
-
-
-def _is_conditional(value: Any) -> bool:
-    """Whether a load is not made everywhere: a square makes its own whatever is chosen."""
-    found: list[Any] = []
-    structural_walk(value, (Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
-    return any(name.endswith("if_then_else") for name in found)
 
 
 def _rounds(source: _Side, first: int, body: list[Any]) -> list[Any]:

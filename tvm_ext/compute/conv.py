@@ -66,6 +66,13 @@ class ConvGeometry(msgspec.Struct, frozen=True):
         return [p * s + k * d for p, s, k, d in axes]
 
     @property
+    def takes_points(self) -> bool:
+        """Whether each result is a product with the channels of one point, and all points have
+        one."""
+        plain = {*self.kernel, *self.strides, self.groups} == {1}
+        return plain and not any((*self.pad_before, *self.pad_after))
+
+    @property
     def per_group(self) -> int:
         """Output channels of one group."""
         return self.out_channels // self.groups

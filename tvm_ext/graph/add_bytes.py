@@ -19,9 +19,10 @@ from typing import Any
 
 from tvm_ext.compute.conv import conv, pack_weight
 from tvm_ext.graph.keep_bytes import is_same_number
-from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, read_conv
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, read_conv
 from tvm_ext.graph.legalise_norm import known_extents
 from tvm_ext.graph.legalise_quantised import BYTES, as_integer, dequantised, is_one_number
+from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     Call,

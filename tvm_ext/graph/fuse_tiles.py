@@ -26,6 +26,7 @@ from tvm_ext.graph.merger import Explain, Predict
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tile.chain import transform_chain
+from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tile.strip import repeats, row_axes, strip_tiles
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import GenericConst, IRModule, PrimFunc, structural_walk, tvm
@@ -220,4 +221,6 @@ class _Fuser(Grower):
         prepared = prepare(func)
         if prepared is None or not row_axes(prepared.graph):
             return "has no rows that all stages share"
+        if products_of_quarters(prepared.graph):
+            return "multiplies quarters"
         return "computes image tiles by themselves" if transform_chain(prepared.graph) else ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from tvm_ext.compute.byte_weights import dense_by_bytes
 from tvm_ext.compute.dense import dense, pack_matrix
-from tvm_ext.graph.legalise_conv import FUSES_EPILOGUE
+from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.graph.weight_steps import steps_of
 from tvm_ext.tvm_api import PrimFunc, constant, te
 

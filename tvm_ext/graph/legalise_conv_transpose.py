@@ -21,8 +21,9 @@ from tvm_ext.compute import taps
 from tvm_ext.compute.blocking import choose_block
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.conv_transpose import TransposedGeometry, conv_transpose, pack_transposed
-from tvm_ext.graph.legalise_conv import FUSES_EPILOGUE, by_taps, direct_program, lower_conv
+from tvm_ext.graph.legalise_conv import by_taps, direct_program, lower_conv
 from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 TRANSPOSED = {

@@ -37,9 +37,10 @@ from tvm_ext.compute.byte_products import (
 from tvm_ext.compute.conv import pack_weight
 from tvm_ext.compute.conv_transpose import by_phase, pack_transposed
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.graph.legalise_conv import CONVOLUTIONS, FUSES_EPILOGUE, geometry_of, reads_planes
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, geometry_of, reads_planes
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
 from tvm_ext.graph.legalise_norm import ints
+from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.weight_steps import Stepped, steps_of
 from tvm_ext.hardware.model import HardwareModel

@@ -42,7 +42,6 @@ from tvm_ext.graph.legalise_attention import ATTENTION, GUARDED, biases_by_keys,
 from tvm_ext.graph.legalise_byte_weights import by_bytes
 from tvm_ext.graph.legalise_conv import (
     CONVOLUTIONS,
-    FUSES_EPILOGUE,
     choose_algorithm,
     direct_program,
     programs_of,
@@ -51,6 +50,7 @@ from tvm_ext.graph.legalise_conv import (
 from tvm_ext.graph.legalise_conv_transpose import TRANSPOSED, geometry_of_call, with_holes
 from tvm_ext.graph.legalise_conv_transpose import programs_of as transposed_programs
 from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel

@@ -12,6 +12,9 @@ from typing import Any
 
 from tvm_ext.tvm_api import Call, constant_array, op_name, relax, static_extents, tirx
 
+FUSES_EPILOGUE = {"op_pattern": 4}
+"""Attributes of kernels that take what follows element by element in."""
+
 
 @dataclass(frozen=True)
 class Programs:

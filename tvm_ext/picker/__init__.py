@@ -7,7 +7,9 @@
          tile issues; traffic what data costs on its way;
          company what a plan costs the kernels before and after
   stream  groups that touch each byte once, row by row or element by element
+  cycles  of a stage by one register tile
   chain  a product between two transforms (Winograd);  attention: a softmax between two products
+  strassen  seven products of quarters
   chunk  how much of a long reduction a core's own cache holds
   strip  rows of several stages at a time, each piece planned by itself
   gpu    the same for thread blocks; gpu_perf the time of one

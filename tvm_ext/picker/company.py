@@ -13,8 +13,9 @@ from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.strassen import cuts_columns
 
-SHARED_OUT = ("tile", "split", "chain")
+SHARED_OUT = ("tile", "split", "chain", "strassen")
 """Rules whose plans cut in different ways what cores share out."""
 IN_ORDER = ("flat", "rows")
 """Rules whose plans go through memory once, on one core or on all."""
@@ -44,8 +45,10 @@ def in_company(
 
 
 def _pieces(graph: TileGraph, plan: TilePlan) -> int:
-    """Pieces of memory that a task writes; a chain's lie within its task."""
-    return 0 if plan.rule == "chain" else pieces(graph.nodes[plan.anchor], plan.at("core"))
+    """Pieces of memory that a task writes; those of products between other stages lie within it."""
+    if plan.rule in ("chain", "strassen"):
+        return 0
+    return pieces(graph.nodes[plan.anchor], plan.at("core"))
 
 
 def _kept(node: TileNode, long: list[int]) -> list[int]:
@@ -71,14 +74,17 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     Kernels share their outermost axis out where they can, and what a core has written the next
     kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
     (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
-    share out the columns of what is summed over its rows, and a chain's blocks of channels. One
-    core alone fetches it all.
+    share out the columns of what is summed over its rows, and a chain's blocks of channels; of
+    products of quarters only what they make. One core alone fetches it all.
     """
     if plan.rule in IN_ORDER and not plan.parallel:
         return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
     if plan.rule == "chain" and by_channels(graph, plan, hw):
         kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
         return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
+    if plan.rule == "strassen" and cuts_columns(plan):
+        written = graph.tensors[graph.nodes[-1].write.tensor].size_bytes
+        return handed_on_us(min(written, hw.own_cache_bytes * hw.cores), hw.cores, hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")

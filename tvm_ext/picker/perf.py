@@ -215,7 +215,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         node.axes[axis].extent // core.extents[axis] if moved is None else counts[axis]
         for axis in node.space
     )
-    first = _task(graph, node, plan, core, hw, min(cores, whole), moved or ())
+    first = task_estimate(graph, node, plan, core, hw, min(cores, whole), moved or ())
     waves = ceil(whole / cores)
     compute_us, memory_us, bound = first.compute_us * waves, first.memory_us * waves, first.bound
     task_cycles = TASK_CYCLES + PIECE_CYCLES * pieces(node, core)
@@ -226,7 +226,7 @@ def estimate(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         for a, c in zip(node.axes, core.extents, strict=True)
     )
     if tail != core.extents:
-        extra = _task(graph, node, plan, Tile(tail), hw, 1)
+        extra = task_estimate(graph, node, plan, Tile(tail), hw, 1)
         compute_us, memory_us = compute_us + extra.compute_us, memory_us + extra.memory_us
         stall_us += extra.stall_us
         launch_us *= 2
@@ -251,7 +251,7 @@ def pieces(node: TileNode, tile: Tile) -> int:
     return count
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """One core tile: its arithmetic, its memory traffic and the level that binds, its stalls."""
 
     compute_us: float
@@ -260,7 +260,7 @@ class _Task(NamedTuple):
     stall_us: float
 
 
-def _task(
+def task_estimate(
     graph: TileGraph,
     node: TileNode,
     plan: TilePlan,
@@ -268,7 +268,8 @@ def _task(
     hw: HardwareModel,
     cores: int,
     shifted: tuple[int, ...] = (),
-) -> _Task:
+) -> Task:
+    """One core tile of the plan's, or one of a tail, beside as many others as there are `cores`."""
     chunks = chunk_count(node, plan)
     cycles = compute_cycles(
         graph,
@@ -312,4 +313,4 @@ def _task(
         waited_us = (far_loss(hw, ahead=False) - OVERLAP_LOSS) * min(compute_us, again_us)
         crowded_us = 0.0 if held else CROWDED_STALL * crowded / (rate * 1e3)
         stall_us = max(stall_us, crowded_us, waited_us)
-    return _Task(compute_us, memory_us, bound, stall_us)
+    return Task(compute_us, memory_us, bound, stall_us)

@@ -29,17 +29,18 @@ from tvm_ext.picker.attention import attention_candidates
 from tvm_ext.picker.chain import rank_chains
 from tvm_ext.picker.chunk import in_chunks, needs_chunks
 from tvm_ext.picker.company import exchange_us, in_company
+from tvm_ext.picker.cycles import REGISTER_TILES, product_tiles, whole_cycles
 from tvm_ext.picker.gpu import pick_blocks
 from tvm_ext.picker.issue import picks
 from tvm_ext.picker.order import loop_order, square_order
 from tvm_ext.picker.perf import (
     Candidate,
-    compute_cycles,
     estimate,
     together,
 )
 from tvm_ext.picker.register import register_tiles
 from tvm_ext.picker.split import split_plan
+from tvm_ext.picker.strassen import strassen_candidates
 from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
 from tvm_ext.picker.traffic import (
@@ -71,11 +72,11 @@ from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tile.shift import is_parted, shifts
+from tvm_ext.tile.strassen import strassen_stages
 from tvm_ext.tile.strip import repeats
 
 CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[Tile]]
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
-REGISTER_TILES = 6
 PICKED = 3
 """Plans that a kernel is given to try; they are picked together, whoever asks for one."""
 ATTACHED = 24
@@ -173,6 +174,10 @@ def pick_piece(
     if chain := transform_chain(graph):
         found = chain_candidates(graph, chain, hardware)
         return in_company(graph, found, hardware, alone=alone)[:count]
+    if seven := strassen_stages(graph):
+        width, registers = product_tiles(graph, seven.product, 1, hardware)
+        by_quarters = strassen_candidates(graph, seven, registers, width, hardware)
+        return in_company(graph, by_quarters, hardware, alone=alone)[:count]
     if together_by_rows := several_results(graph, hardware):
         found = [together_by_rows]
     elif is_flat(graph, node):
@@ -206,17 +211,8 @@ def several_results(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
 
 def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:
     """Plans of a product between two transforms, best first."""
-    node = graph.nodes[chain.product]
-    vector = vector_axis(node)
-    if vector is None:
-        return []
-    lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
-    ranked = sorted(
-        (t for t in register_tiles(graph, node, vector, lanes, hw) if prod(t.extents[:3]) == 1),
-        key=lambda tile: _cycles(graph, node, tile, lanes, hw),
-    )
-    plans = rank_chains(graph, chain, ranked[:REGISTER_TILES], lanes, hw)
-    return [Candidate(plan, guess) for plan, guess in plans]
+    lanes, tiles = product_tiles(graph, chain.product, 3, hw)
+    return [Candidate(plan, guess) for plan, guess in rank_chains(graph, chain, tiles, lanes, hw)]
 
 
 def attached(graph: TileGraph, candidate: Candidate, hw: HardwareModel) -> Iterator[Candidate]:
@@ -292,7 +288,7 @@ def tile_plans(
         *((tile, AMX) for tile in amx_tiles(graph, node, lanes, hw)),
     ]
     cycles = {
-        (tile, instruction): _cycles(graph, node, tile, lanes, hw, instruction)
+        (tile, instruction): whole_cycles(graph, node, tile, lanes, hw, instruction)
         for tile, instruction in inner
         if has_no_gaps(node, tile)
     }
@@ -376,17 +372,3 @@ def _whole(
     core = Tile(node.extents)
     if not any(is_parted(node, axis, core, register, lanes) for axis in node.space):
         yield core
-
-
-def _cycles(
-    graph: TileGraph,
-    node: TileNode,
-    tile: Tile,
-    lanes: int,
-    hw: HardwareModel,
-    instruction: str = "fma",
-) -> float:
-    """Those of one core that does all of a stage by one register tile."""
-    full = Tile(node.extents)
-    moved = shifts(graph, node, full, tile, lanes) or ()
-    return compute_cycles(graph, node, full, tile, lanes, hw, moved, instruction=instruction)

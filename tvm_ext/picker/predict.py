@@ -8,6 +8,7 @@ from tvm_ext.picker.chain import chain_estimate
 from tvm_ext.picker.gpu import predict_blocks
 from tvm_ext.picker.perf import Estimate, estimate, together
 from tvm_ext.picker.split import split_estimate
+from tvm_ext.picker.strassen import strassen_estimate
 from tvm_ext.picker.stream import row_by_row, streaming
 from tvm_ext.picker.strip import strip_estimate
 from tvm_ext.picker.traffic import between_us
@@ -16,6 +17,7 @@ from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.cut import cut, parted
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.strassen import strassen_stages
 
 
 def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
@@ -34,6 +36,8 @@ def predict(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> Estimate:
         return estimate(graph, plan, hw)
     if plan.rule == "chain" and (chain := transform_chain(graph)):
         return chain_estimate(graph, chain, plan, hw)
+    if plan.rule == "strassen" and (seven := strassen_stages(graph)):
+        return strassen_estimate(graph, seven, plan, hw)
     if plan.rule == "attention" and (found := attention_stages(graph)):
         return attention_estimate(graph, found, plan, hw)
     if plan.rule == "split":

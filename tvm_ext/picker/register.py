@@ -25,7 +25,7 @@ from tvm_ext.tile.classify import (
     window_weights,
 )
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.legal import MAX_UNROLLED
+from tvm_ext.tile.plan import MAX_UNROLLED
 from tvm_ext.tile.shift import shiftable
 
 BODY_VECTORS = 128

@@ -266,7 +266,7 @@ def sweeps(node: TileNode, plan: TilePlan, hw: HardwareModel) -> int:
     """How many times a core goes over its packed operands, from the first panel to the last. Where
     its tasks take one panel each, and the rows of one after another, the next one has time to
     arrive beside all of them; a chain's panels are small."""
-    if plan.rule != "tile":
+    if plan.rule not in ("tile", "strassen"):
         return 1
     core, register = plan.at("core"), plan.at("register")
     counts = core.counts(node.axes)

@@ -28,6 +28,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
+from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS, strassen_stages, with_quarters
 
 MAX_WIDTH = 4
 """Vectors side by side in a register tile."""
@@ -75,6 +76,8 @@ class Annotator:
                 return drawn(self.graph, sketch.anchor, sketch.attach, self._random)
             case "chain":
                 return self._chain(sketch, node)
+            case "strassen":
+                return self._strassen(sketch, node)
             case "attention":
                 return self._attention(sketch, node)
             case "rows":
@@ -161,6 +164,29 @@ class Annotator:
             prefetch=bool(packed_reads(node)) and self._random.random() < 0.5,
             ahead=inside and self._random.random() < 0.5,
         )
+
+    def _strassen(self, sketch: Sketch, node: TileNode) -> TilePlan:
+        """Register tiles of a product, equal parts of the rows and blocks of columns."""
+        found = strassen_stages(self.graph)
+        assert found is not None
+        lanes = self._width()
+        register, core = self._extents(node, COLUMNS, lanes)
+        rows = self._random.choice(divisors(node.extents[ROWS]))
+        core = core.with_extent(QUARTER, node.extents[QUARTER]).with_extent(ROWS, rows)
+        plan = TilePlan(
+            rule="strassen",
+            anchor=sketch.anchor,
+            tiles=(
+                LevelTile("core", core),
+                LevelTile("register", register.with_extent(QUARTER, 1)),
+            ),
+            order=(),
+            parallel=1,
+            lanes=lanes,
+            unroll=register.extents[STEPS],
+            prefetch=self._random.random() < 0.5,
+        )
+        return with_quarters(plan, found, sketch.attach[0].level)
 
     def _attention(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles of both products as wide as each other, any number in a block of queries

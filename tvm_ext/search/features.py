@@ -85,6 +85,7 @@ FEATURES: dict[str, str] = {
 RULES = (
     *("tile", "chain", "rows", "split", "flat", "loose", "attention"),
     *("block", "block_rows", "block_flat", "block_loose"),
+    "strassen",
 )
 _PLACE = {name: place for place, name in enumerate(FEATURES)}
 

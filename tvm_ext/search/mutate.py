@@ -34,6 +34,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan, with_extent
+from tvm_ext.tile.strassen import strassen_stages, with_quarters
 
 FACTORS = (2, 2, 2, 3, 4, 7)
 """Factors that move between levels: powers of two most often, the small primes of image sizes."""
@@ -50,7 +51,7 @@ def mutated(graph: TileGraph, plan: TilePlan, source: random.Random) -> TilePlan
 def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     """The plan with the fields that follow from its tiles brought in line with them."""
     node = graph.nodes[plan.anchor]
-    if plan.rule in ("chain", "attention"):
+    if plan.rule in ("chain", "strassen", "attention"):
         return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
     if plan.rule == "block":
         return settled_block(node, plan)
@@ -141,6 +142,12 @@ def _location(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.R
     level = source.choice(["root", "core", "register"])
     moved = () if level == "root" else (Attach(stage, level),)
     return msgspec.structs.replace(plan, attach=(*rest, *moved))
+
+
+def _quarters(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """The sums of quarters made once for all tasks, or in each."""
+    found = strassen_stages(graph)
+    return with_quarters(plan, found, source.choice(["root", "core"])) if found else plan
 
 
 def _lanes(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
@@ -234,6 +241,14 @@ STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {
         (_switches, 0.1),
         (_lanes, 0.05),
     ),
+    "strassen": (
+        (_tile_size, 0.35),
+        (_task_size, 0.35),
+        (_quarters, 0.1),
+        (_unroll, 0.1),
+        (_switches, 0.05),
+        (_lanes, 0.05),
+    ),
     "attention": ((_queries, 0.4), (_product, 0.4), (_copies, 0.15), (_lanes, 0.05)),
     "flat": ((_chunk, 0.6), (_lanes, 0.2), (_serial, 0.2)),
     "split": ((_chunk, 0.7), (_lanes, 0.3)),
@@ -270,6 +285,6 @@ def crossed(one: TilePlan, other: TilePlan, source: random.Random) -> TilePlan:
         return getattr(one if source.random() < 0.5 else other, field)
 
     fields = {field: either(field) for field in ("order", "attach", "prefetch", "staged", "ahead")}
-    if one.rule == "chain":  # its order and the place of its stages belong together
+    if one.rule in ("chain", "strassen"):  # the order and the place of stages belong together
         fields |= {"order": one.order, "attach": one.attach}
     return msgspec.structs.replace(one, tiles=tiles, lanes=one.lanes, **fields)

@@ -20,6 +20,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, TilePlan, with_extent
+from tvm_ext.tile.strassen import cuts_columns, strassen_stages, with_quarters
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
@@ -58,7 +59,10 @@ def _resized(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TileP
 
 
 def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Two neighbouring axes of one kind change places; a chain's tasks are others."""
+    """Two neighbouring axes of one kind change places; tasks of a chain, or of products of
+    quarters, are others."""
+    if plan.rule == "strassen" and (found := strassen_stages(graph)):
+        yield with_quarters(plan, found, "core" if cuts_columns(plan) else "root")
     if plan.rule == "chain" and (own := chain_form(plan)) in INSIDE:
         for form in INSIDE:
             if form != own:
@@ -78,7 +82,7 @@ def _narrowed(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[Tile
     comes next asked for ahead (or not)."""
     if plan.lanes > 4:
         yield msgspec.structs.replace(plan, lanes=plan.lanes // 2)
-    if plan.rule not in ("tile", "chain"):
+    if plan.rule not in ("tile", "chain", "strassen"):
         yield msgspec.structs.replace(plan, parallel=0 if plan.parallel else 1)
     elif packed_reads(node):
         yield msgspec.structs.replace(plan, prefetch=not plan.prefetch)

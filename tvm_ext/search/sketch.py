@@ -12,6 +12,7 @@ rules with conditions; each rule that applies gives a state of its own. `annotat
     factor          fewer results than cores                    the reduction shared out (rfactor)
     rows            stages that share the work row by row       all of them, one row after another
     chain           a product between two transforms            five stages together (Winograd)
+    strassen        seven products of quarters                  with the sums before and behind them
     attention       a softmax between two products              all stages, blocks of queries
     flat            a map in memory order                       contiguous boxes
     block           on a GPU: data reuse                        tiles of a block and a thread
@@ -42,6 +43,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach
+from tvm_ext.tile.strassen import strassen_stages
 
 
 class Sketch(msgspec.Struct, frozen=True):
@@ -111,6 +113,7 @@ def skip(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     movable = state.sketch.movable if state.sketch else ()
     decided = state.sketch is not None and state.stage not in movable
     another = any(_is_worth(graph, place) for place in range(state.stage))
+    another = another and strassen_stages(graph) is None
     if decided or (state.sketch is None and another):
         yield State(state.stage - 1, state.sketch)
 
@@ -179,6 +182,16 @@ def chain(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
         yield _next(state, f"chain at {level}", sketch)
 
 
+def strassen(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
+    """Seven products of quarters, with the sums of them; those of quarters once or in each task."""
+    found = strassen_stages(graph)
+    if state.sketch is not None or found is None or state.stage != found.last:
+        return
+    for level in ("root", "core"):
+        attach = (Attach(found.quarters, level), Attach(found.last, "core"))
+        yield _next(state, f"strassen at {level}", Sketch("strassen", found.product, attach))
+
+
 def attention(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
     """A softmax between two products: everything for a block of queries at a time."""
     found = attention_stages(graph)
@@ -207,6 +220,16 @@ def flat(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
         yield _next(state, "flat", Sketch("flat", state.stage))
 
 
-RULES: tuple[SketchRule, ...] = (attention, chain, rows, factor, flat, tile, inline, skip)
+RULES: tuple[SketchRule, ...] = (
+    attention,
+    strassen,
+    chain,
+    rows,
+    factor,
+    flat,
+    tile,
+    inline,
+    skip,
+)
 BLOCK_RULES: tuple[SketchRule, ...] = (block, skip)
 """Those for GPUs. Rows and boxes of a block have no holes but what the picker's plans differ in."""

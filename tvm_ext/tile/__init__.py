@@ -5,7 +5,7 @@ Read in this order:
   graph      TileNode and TileGraph: what operators touch, as affine maps (Welder §3.1)
   plan       TilePlan: the only tuning decision
   classify   what kind of work a node is;  legal: whether a plan can be a kernel of a group
-  attention  the stages of attention;  chain: those of Winograd
+  attention  the stages of attention;  chain: those of Winograd;  strassen: those of quarters
   cut        a group with several stages worth tiling in pieces;  fuse: stages inside another's tile
   strip      rows of a group as a group of their own
   amx        how register tiles fall into matrices

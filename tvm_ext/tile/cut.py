@@ -29,6 +29,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.fuse import in_vectors, row_tiles
 from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.plan import Attach, TilePlan
+from tvm_ext.tile.strassen import products_of_quarters
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -66,6 +67,8 @@ def cut(graph: TileGraph, least: int = 2) -> tuple[Piece, ...]:
     if len(anchors) < least or transform_chain(graph) or attention_stages(graph):
         return _whole(graph)
     owner: dict[int, int] = {anchor: anchor for anchor in anchors}
+    for found in products_of_quarters(graph):
+        owner |= dict.fromkeys(found, found.product)
     for place, node in enumerate(graph.nodes):
         if place not in owner and node.kind == "map":
             own = _beside(graph, place, owner)

@@ -85,7 +85,7 @@ def _of_piece(graph: TileGraph, plan: TilePlan) -> dict[int, Held]:
             found |= {i: Held(_bytes(graph, i, tiles[i])) for i in (chain.cols_in, chain.product)}
         return found
     inside = [stage for stage, level in levels.items() if level == "core"]
-    finishes = plan.rule == "tile" and any(stage > plan.anchor for stage in inside)
+    finishes = plan.rule in ("tile", "strassen") and any(stage > plan.anchor for stage in inside)
     if finishes:  # core tiles, whose sums of chunks are kept until then
         found[plan.anchor] = Held(_bytes(graph, plan.anchor, plan.at("core")))
     if inside:

@@ -26,13 +26,15 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.cut import cut
 from tvm_ext.tile.fuse import epilogue_of, tiles_of_row
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.plan import MAX_UNROLLED, TilePlan
 from tvm_ext.tile.shift import is_parted, plan_shifts
+from tvm_ext.tile.strassen import check_strassen
 from tvm_ext.tile.strip import PIECE_RULES, Strip, strip
 
 LEVELS = {
     "tile": ("core", "register"),
     "chain": ("core", "register"),
+    "strassen": ("core", "register"),
     "attention": ("core", "l2", "register"),
     "rows": ("core",),
     "strips": ("core",),
@@ -45,8 +47,6 @@ LEVELS = {
     "block_loose": (),
 }
 """The rules, and the levels at which each needs a tile; `tile` may have one at `l2` (`chunk`)."""
-MAX_UNROLLED = 512
-"""Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
 CHAIN_LANES = 4
 """Vectors of a chain's transforms are at least so wide."""
 
@@ -92,6 +92,8 @@ def check_plan(graph: TileGraph, plan: TilePlan) -> None:
         check_tile(graph, node, plan)
     elif plan.rule == "chain":
         check_chain(graph, plan)
+    elif plan.rule == "strassen":
+        check_strassen(graph, plan)
     elif plan.rule == "attention":
         check_attention(graph, plan)
     elif plan.rule == "rows":

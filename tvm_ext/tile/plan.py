@@ -6,6 +6,9 @@ import msgspec
 
 from tvm_ext.tile.axis import Tile
 
+MAX_UNROLLED = 512
+"""Statements in one unrolled body; beyond it compile time and the instruction cache suffer."""
+
 
 class LevelTile(msgspec.Struct, frozen=True):
     """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`).

@@ -15,6 +15,7 @@ from typing import Any
 from tvm_ext.tile.classify import has_reuse
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
+from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 
 
@@ -52,6 +53,24 @@ def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
     except ScheduleError:
         pass  # what was done so far computes the same
     return True
+
+
+def join_rows(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> bool:
+    """Joins the axes before the columns of what takes sums of products of quarters: these count
+    rows by one axis. Whether the schedule is another.
+
+        y[n, h, w, o] = sums of product[q, ((n * H + h) * W + w) // 2, o]
+            →
+        y[r // (H * W), r // W % H, r % W, o] = sums of product[q, r // 2, o]
+    """
+    joined = False
+    for found in products_of_quarters(graph):
+        extents = list(graph.nodes[found.last].extents)
+        if len(extents) > 2:
+            rows = _index_map(extents, [*(True for _ in extents[2:]), False], 0)
+            schedule.transform_block_layout(blocks[found.last], rows)
+            joined = True
+    return joined
 
 
 def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:

@@ -21,7 +21,7 @@ from tvm_ext.tile.classify import has_reuse, overlaps, pads_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tile.remember import remembered
-from tvm_ext.tir.join_axes import join_axes
+from tvm_ext.tir.join_axes import join_axes, join_rows
 from tvm_ext.tir.read import flops, loads, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
 from tvm_ext.tir.symbolic import typical
@@ -110,7 +110,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     Nor what a product ends with before a window's padding: it leaves the product's registers, and
     the padding is read in place.
     Into a reduction only if that is the sole consumer and reads each element once, or nothing is
-    recomputed.
+    recomputed, and if it combines no window itself.
     """
     node = graph.nodes[index]
     if node.kind != "map" or graph.tensors[node.write.tensor].role == "output":
@@ -125,6 +125,8 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
         return node.flops_per_point == 0 or not again
     if is_view(graph, index):
         return len(consumers) == 1
+    if any(_is_window(node, graph.nodes[source]) for source in graph.sources(index)):
+        return False
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 
 
@@ -191,6 +193,14 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     return Prepared(schedule, structs.replace(known.graph, signature=signature), known.blocks)
 
 
+def _simplified(schedule: Schedule) -> tuple[Schedule, TileGraph | None, list[SBlockRV]]:
+    """The schedule with the quotients of split and joined axes worked out, its graph and blocks."""
+    func = with_own_names(with_simple_quotients(schedule.mod["main"]))
+    schedule = schedule_of(func)
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    return schedule, read_schedule(schedule, func), blocks
+
+
 @lru_cache(maxsize=256)
 def _prepared(func: PrimFunc) -> Prepared | None:
     """Kept, since a function is prepared when it is read and for every plan that is written."""
@@ -217,14 +227,15 @@ def _prepared(func: PrimFunc) -> Prepared | None:
     if changed:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    if graph is not None and join_rows(schedule, graph, blocks):
+        schedule, graph, blocks = _simplified(schedule)
     if graph is not None and split_written(schedule, graph, blocks):
         graph = read_schedule(schedule, func)
     if graph is not None and join_axes(schedule, graph, blocks):
         joined = read_schedule(schedule, func)
         graph = merge_indices(joined) if joined else None
     elif graph is not None and split_blocked(schedule, graph, blocks, "map"):
-        schedule = schedule_of(with_own_names(with_simple_quotients(schedule.mod["main"])))
-        graph = read_schedule(schedule, schedule.mod["main"])
+        schedule, graph, blocks = _simplified(schedule)
     if graph is None:
         return None
     return Prepared(schedule, graph, tuple(schedule.get_child_blocks(schedule.get_sblock("root"))))

@@ -28,6 +28,7 @@ from tvm_ext.tir.write_flat import write_flat, write_loose
 from tvm_ext.tir.write_gpu import write_block_flat, write_block_loose, write_block_rows
 from tvm_ext.tir.write_rows import with_loops, write_rows
 from tvm_ext.tir.write_split import write_split
+from tvm_ext.tir.write_strassen import write_strassen
 from tvm_ext.tir.write_strips import write_strips
 from tvm_ext.tir.write_tile import write_tile
 from tvm_ext.tvm_api import InternalError, PrimFunc, ScheduleError, mark_scheduled
@@ -43,6 +44,7 @@ def _write_nothing(prepared: Prepared, plan: TilePlan) -> None:
 RULES: dict[str, Rule] = {
     "tile": write_tile,
     "chain": write_chain,
+    "strassen": write_strassen,
     "attention": write_attention,
     "rows": write_rows,
     "strips": write_strips,
@@ -122,7 +124,8 @@ def written(prepared: Prepared, plan: TilePlan) -> set[int]:
         return set(range(len(prepared.blocks)))
     if RULES[plan.rule] is _write_nothing:
         return set()
-    return {plan.anchor, *(entry.stage for entry in plan.attach if entry.level != "root")}
+    whole = plan.rule == "strassen"
+    return {plan.anchor, *(one.stage for one in plan.attach if whole or one.level != "root")}
 
 
 def _first_line(error: Exception) -> str:

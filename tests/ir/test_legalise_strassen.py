@@ -1,0 +1,109 @@
+"""Which products are computed by quarters, and how their stages are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.compute.strassen import pack_quarters, packed_shape, strassen
+from tvm_ext.graph import legalise_strassen
+from tvm_ext.graph.legalise import Legalise
+from tvm_ext.hardware import get
+from tvm_ext.tile.cut import cut
+from tvm_ext.tile.strassen import Strassen, products_of_quarters, strassen_stages
+from tvm_ext.tir import prepare
+from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, te, tirx
+
+HARDWARE = get("cpu/x86-avx512")
+
+
+def product(rows: tuple[int, ...], inner: int, columns: int) -> IRModule:
+    """x times a constant matrix, or by a convolution of 1 x 1 taps where x is an image."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((*rows, inner), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            if len(rows) == 3:
+                weight = constant(np.ones((columns, 1, 1, inner), "float32"))
+                layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+                y = relax.op.nn.conv2d(x, weight, **layouts)
+            else:
+                y = relax.op.matmul(x, constant(np.ones((inner, columns), "float32")))
+            result = builder.emit_output(builder.emit(y))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def by_quarters(module: IRModule, **options: Any) -> bool:
+    """Whether a product is, where that is predicted to take nine tenths of the time."""
+
+    def predict_us(func: PrimFunc) -> float:
+        graph = prepare(func).graph
+        return 0.9 if strassen_stages(graph) else 1.0
+
+    legalise = Legalise(HARDWARE, **({"predict_us": predict_us} | options))
+    names = [str(name.name_hint) for name in legalise(module).functions]
+    return any(name.startswith("strassen") for name in names)
+
+
+@pytest.mark.parametrize("rows", [(128,), (3, 67), (1, 14, 14), (2, 7, 7)])
+def test_products_and_points_are(rows: tuple[int, ...]) -> None:
+    assert by_quarters(product(rows, 128, 192))
+
+
+def test_it_is_left_out_where_it_should_be() -> None:
+    legalise_strassen.pays.cache_clear()
+    assert not by_quarters(product((16,), 128, 192))  # few rows
+    assert not by_quarters(product((128,), 32, 192))
+    assert not by_quarters(product((128,), 129, 192))  # no halves
+    assert not by_quarters(product((128,), 128, 208))  # halves of no whole vectors
+    assert not by_quarters(product((128,), 128, 192), strassen=False)
+    assert not by_quarters(product((128,), 128, 192), predict_us=None)
+    assert not by_quarters(product((307, 64), 128, 192), extents=(307,))
+    assert not by_quarters(product((1, 307, 64), 128, 192), extents=(307,))
+    hardly = lambda func: 0.98 if strassen_stages(prepare(func).graph) else 1.0  # noqa: E731
+    assert not by_quarters(product((128,), 128, 192), predict_us=hardly)
+
+
+def test_sums_of_quarters_make_the_product() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((6, 8)), rng.standard_normal((8, 64)).astype("float32")
+    sums = pack_quarters(w, 16)
+    assert sums.shape == packed_shape(8, 64, 16) == (7, 1, 4, 32)
+    a = {(r, side): x[r::2, 4 * side : 4 * side + 4] for r in range(2) for side in range(2)}
+    left = (
+        a[0, 0] + a[1, 1],
+        a[1, 0] + a[1, 1],
+        a[0, 0],
+        a[1, 1],
+        a[0, 0] + a[0, 1],
+        a[1, 0] - a[0, 0],
+        a[0, 1] - a[1, 1],
+    )
+    m = [factor @ other[0] for factor, other in zip(left, sums, strict=True)]
+    even = np.hstack([m[0] + m[3] - m[4] + m[6], m[2] + m[4]])
+    odd = np.hstack([m[1] + m[3], m[0] - m[1] + m[2] + m[5]])
+    np.testing.assert_allclose(even, (x @ w)[0::2], atol=1e-5)
+    np.testing.assert_allclose(odd, (x @ w)[1::2], atol=1e-5)
+
+
+def image_with_norm() -> PrimFunc:
+    """Products of an image's points, and the sum of each row of results behind them."""
+    x, w = te.placeholder((2 * 7 * 7, 64), name="x"), te.placeholder((7, 3, 32, 32), name="w")
+    y = strassen(x, w, (2, 7, 7, 192))
+    z = te.compute(y.shape, lambda *at: te.max(y[at], tirx.const(0.0)), name="relu")
+    k = te.reduce_axis((0, 192), name="k")
+    total = te.compute((2, 7, 7), lambda *at: te.sum(z[(*at, k)], axis=k), name="total")
+    return te.create_prim_func([x, w, z, total])
+
+
+def test_rows_of_an_image_are_counted_by_one_axis_and_its_stages_are_one_piece() -> None:
+    graph = prepare(image_with_norm()).graph
+    (found,) = products_of_quarters(graph)
+    assert found == Strassen(0, 1, 2)
+    assert strassen_stages(graph) is None  # a sum as well
+    assert graph.nodes[found.product].extents == (7, 49, 96, 32)
+    assert graph.nodes[found.last].extents == (98, 2, 96)
+    assert [piece.stages for piece in cut(graph)] == [(0, 1, 2), (3,)]

@@ -1,0 +1,143 @@
+"""Plans for a product by seven products of quarters (Strassen), and their predicted time.
+
+Two forms compete. With the quarters a phase of their own, tasks are blocks of columns, for all rows
+or a part of them, and read the quarters that all cores have made. With the quarters inside, a task
+makes those of its rows and goes through all blocks of columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import ceil, prod
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.perf import (
+    TASK_CYCLES,
+    USABLE,
+    Candidate,
+    Estimate,
+    task_estimate,
+)
+from tvm_ext.picker.traffic import (
+    handed_on_us,
+    holding_gbps,
+    overlapped_us,
+    wants_prefetch,
+    with_cold_weights,
+    written_gbps,
+)
+from tvm_ext.tile.axis import Tile, divisors
+from tvm_ext.tile.graph import TileGraph
+from tvm_ext.tile.plan import LevelTile, TilePlan
+from tvm_ext.tile.strassen import (
+    COLUMNS,
+    QUARTER,
+    ROWS,
+    STEPS,
+    Strassen,
+    cuts_columns,
+    with_quarters,
+)
+
+BLOCKS = (1, 2, 4, 8)
+"""Register tiles of columns in a core tile, beside all of them."""
+PARTS = 8
+"""Into so many equal parts pairs of rows are cut at most."""
+QUARTERS_CYCLES = 9.0
+"""Making seven sums of four vectors: seven stores, beside four loads and five additions."""
+RESULT_CYCLES = 9.0
+"""Making four results of seven vectors: seven loads, eight additions, four stores."""
+
+
+def strassen_candidates(
+    graph: TileGraph, found: Strassen, registers: list[Tile], lanes: int, hw: HardwareModel
+) -> list[Candidate]:
+    """Plans of the group, best first."""
+    plans = strassen_plans(graph, found, registers, lanes, hw)
+    scored = [Candidate(plan, strassen_estimate(graph, found, plan, hw)) for plan in plans]
+    return sorted(scored, key=lambda one: one.estimate.latency_us)
+
+
+def strassen_plans(
+    graph: TileGraph, found: Strassen, registers: list[Tile], lanes: int, hw: HardwareModel
+) -> Iterator[TilePlan]:
+    """Both forms for each register tile, blocks of columns and parts of the rows."""
+    node = graph.nodes[found.product]
+    products, rows, columns, steps = node.extents
+    for register in registers:
+        width, least = register.extents[COLUMNS], register.extents[ROWS]
+        parts = [rows // part for part in divisors(rows, PARTS) if rows // part >= least]
+        wide = [width * count for count in BLOCKS if columns % (width * count) == 0]
+        if columns % (width * hw.cores) == 0:
+            wide.append(columns // hw.cores)
+        for block, high in itertools.product(sorted(set(wide)), parts):
+            core = Tile((products, high, block, steps))
+            plan = TilePlan(
+                rule="strassen",
+                anchor=found.product,
+                tiles=(LevelTile("core", core), LevelTile("register", register)),
+                order=(),
+                parallel=int(hw.cores > 1),
+                lanes=lanes,
+                unroll=register.extents[STEPS],
+                prefetch=wants_prefetch(graph, node, core, register),
+            )
+            yield from (with_quarters(plan, found, level) for level in ("root", "core"))
+
+
+def strassen_estimate(
+    graph: TileGraph, found: Strassen, plan: TilePlan, hw: HardwareModel
+) -> Estimate:
+    """Predicted time of such a plan on `hw`."""
+    node, core = graph.nodes[found.product], plan.at("core")
+    counts = core.counts(node.axes)
+    blocks = 1 if cuts_columns(plan) else counts[COLUMNS]
+    tiles = prod(counts[axis] for axis in node.space)
+    tasks = tiles // blocks
+    cores = min(hw.cores, tasks) if plan.parallel else 1
+    waves = ceil(tasks / cores)
+    element = graph.tensors[node.write.tensor].dtype_bytes
+    task = task_estimate(graph, node, plan, core, hw, cores)
+    points = prod(core.extents[:STEPS])
+    made_bytes = points * element
+    near, filled = (
+        rate(hw, made_bytes / USABLE, 1, sharing=cores) for rate in (holding_gbps, written_gbps)
+    )
+    written = graph.nodes[found.last].write.tensor
+    result_bytes = graph.tensors[written].size_bytes
+    part_bytes = 4 * made_bytes / node.extents[QUARTER]
+    leaving = written_gbps(hw, result_bytes, cores) / cores
+    cycles = points / node.extents[QUARTER] / plan.lanes * RESULT_CYCLES + TASK_CYCLES
+    results_ns = made_bytes / near + part_bytes / leaving
+    results_us = overlapped_us(cycles / hw.clock_ghz / 1e3, results_ns / 1e3)
+    work_us = overlapped_us(task.compute_us, task.memory_us) + made_bytes / filled / 1e3
+    latency_us = waves * blocks * (work_us + task.stall_us + results_us)
+    quarters_us = _quarters_us(graph, found, plan, waves, cores, hw)
+    latency_us = with_cold_weights(graph, node, plan, hw, latency_us) + quarters_us
+    launch_us = hw.launch_us if plan.parallel else 0.0
+    compute_us, memory_us = (waves * blocks * us for us in (task.compute_us, task.memory_us))
+    bound = "compute" if compute_us >= memory_us else task.bound
+    return Estimate(latency_us + launch_us, compute_us, memory_us, bound, quarters_us)
+
+
+def _quarters_us(
+    graph: TileGraph, found: Strassen, plan: TilePlan, waves: int, cores: int, hw: HardwareModel
+) -> float:
+    """Time of making the sums of quarters: by all cores, each of which then wants all of them, or
+    inside each task."""
+    node, product = graph.nodes[found.quarters], graph.nodes[found.product]
+    made_bytes = graph.tensors[node.write.tensor].size_bytes
+    read_bytes = sum(graph.tensors[t].size_bytes for t in {read.tensor for read in node.reads})
+    cycles = prod(node.extents[1:]) / plan.lanes * QUARTERS_CYCLES
+    if cuts_columns(plan):
+        held = (made_bytes + read_bytes) / USABLE
+        read, filled = holding_gbps(hw, held, cores), written_gbps(hw, held, cores)
+        memory_us = (read_bytes / read + made_bytes / filled) / 1e3
+        us = overlapped_us(cycles / cores / hw.clock_ghz / 1e3, memory_us)
+        return us + (hw.barrier_us + handed_on_us(made_bytes, cores, hw) if cores > 1 else 0.0)
+    part = plan.at("core").extents[ROWS] / product.extents[ROWS]
+    filled = written_gbps(hw, made_bytes * part / USABLE, 1, sharing=cores)
+    read = holding_gbps(hw, read_bytes / USABLE, cores) / cores
+    memory_us = part * (made_bytes / filled + read_bytes / read) / 1e3
+    return waves * overlapped_us(cycles * part / hw.clock_ghz / 1e3, memory_us)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tvm_ext.compute.strassen import pack_quarters, packed_shape, strassen
 from tvm_ext.graph import legalise_strassen
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.hardware import get
+from tvm_ext.picker import pick
 from tvm_ext.tile.cut import cut
 from tvm_ext.tile.strassen import Strassen, products_of_quarters, strassen_stages
-from tvm_ext.tir import prepare
+from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, te, tirx
 
 HARDWARE = get("cpu/x86-avx512")
@@ -107,3 +111,28 @@ def test_rows_of_an_image_are_counted_by_one_axis_and_its_stages_are_one_piece()
     assert graph.nodes[found.product].extents == (7, 49, 96, 32)
     assert graph.nodes[found.last].extents == (98, 2, 96)
     assert [piece.stages for piece in cut(graph)] == [(0, 1, 2), (3,)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 23), min_size=1, max_size=3),
+    steps=st.integers(1, 60),
+    vectors=st.integers(1, 13),
+    machine=st.sampled_from(["cpu/x86-avx512", "cpu/x86-avx2", "arm/neoverse-n1"]),
+)
+def test_plans_for_any_shape_can_be_written(
+    rows: list[int], steps: int, vectors: int, machine: str
+) -> None:
+    hardware = get(machine)
+    lanes, inner, columns = hardware.lanes(4), 2 * steps, 2 * hardware.lanes(4) * vectors
+    x = te.placeholder((prod(rows), inner), name="x")
+    w = te.placeholder(packed_shape(inner, columns, lanes), name="w")
+    r = te.placeholder((*rows, columns), name="r")
+    y = strassen(x, w, (*rows, columns))
+    z = te.compute(y.shape, lambda *at: te.max(y[at] + r[at], tirx.const(0.0)), name="residual")
+    func = te.create_prim_func([x, w, r, z])
+    found = pick(prepare(func).graph, hardware, 3)
+    assert found
+    for candidate in found:
+        assert candidate.plan.rule == "strassen"
+        write(func, candidate.plan)

@@ -3,7 +3,7 @@
   blocking  how an output axis is cut into blocks of whole vectors, decided by the machine alone
   conv      channels-last convolution of any rank: plain, grouped, depthwise; of planes to few
   taps      convolution to few channels: a product with all taps, and a sum of what it makes
-  dense     matrix multiplication by a constant
+  dense     matrix multiplication by a constant;  strassen: by seven products of quarters
   byte_products  dense and conv of bytes, exact in integers;  byte_weights: floats by bytes
   half_products  dense and conv of bfloat16, in pairs
   attention  a softmax between two products, queries in vectors;  open_attention: of any lengths

@@ -31,7 +31,8 @@ In the order the pipeline runs them:
                  look_up_bytes: functions of a byte are tables
   pool_axes      max pools along one axis after another
   pool_squares   means of squares over windows, without writing the squares
-  legalise       operators to tensor programs, weights packed in numpy; legalise_norm beside it
+  legalise       operators to tensor programs, weights packed in numpy; legalise_norm and others
+                 beside it, legalise_strassen: products by quarters
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups

@@ -25,7 +25,7 @@ from tvm_ext.search.neighbours import neighbours
 from tvm_ext.search.sketch import sketches
 from tvm_ext.tile.legal import check_plan
 from tvm_ext.tile.plan import TilePlan, with_extent
-from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS, cuts_columns
+from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import PrimFunc, Target, constant, relax, te, tirx, tvm
 
@@ -80,8 +80,8 @@ def run(func: PrimFunc, plan: TilePlan, name: str, x: np.ndarray, machine: str) 
 
 
 def some_plans(func: PrimFunc, machine: str) -> list[TilePlan]:
-    """The first choice, and the best of each form: by columns or rows, whole or in parts, with
-    tails of register tiles or without."""
+    """The first choice, and the best of each form, whole or in parts, with tails of register tiles
+    or without."""
     prepared = prepare(func)
     assert prepared is not None
     plans = [one.plan for one in pick(prepared.graph, resolve(machine), 1000)]
@@ -90,7 +90,7 @@ def some_plans(func: PrimFunc, machine: str) -> list[TilePlan]:
         core, register = plan.at("core").extents, plan.at("register").extents
         whole = prepared.graph.nodes[plan.anchor].extents
         cut = core[ROWS] < whole[ROWS], core[COLUMNS] < whole[COLUMNS]
-        forms[(cuts_columns(plan), *cut, core[ROWS] % register[ROWS] > 0)] = plan
+        forms[(plan.attach[0].level, plan.order, *cut, core[ROWS] % register[ROWS] > 0)] = plan
     return list(dict.fromkeys((plans[0], *forms.values())))
 
 
@@ -135,9 +135,7 @@ def test_plans_of_the_search_equal_it_too() -> None:
         assert len(drawn) == 4
         for plan in drawn:
             assert predict(graph, plan, hardware).latency_us > 0
-            assert any(
-                cuts_columns(other) != cuts_columns(plan) for other in neighbours(graph, plan)
-            )
+            assert {other.attach for other in neighbours(graph, plan)} > {plan.attach}
             error = np.abs(run(func, plan, "tails", x, "cpu/host") - expected).max()
             assert error < BOUND * np.abs(expected).max(), plan
 

@@ -39,7 +39,7 @@ from tvm_ext.graph.legalise_norm import (
 )
 from tvm_ext.graph.legalise_places import PLACES
 from tvm_ext.graph.legalise_quantised import BYTES, QUANTISED
-from tvm_ext.graph.legalise_strassen import legalise_strassen
+from tvm_ext.graph.legalise_strassen import legalise_strassen, strips_hold
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import FUSES_EPILOGUE, Programs
 from tvm_ext.hardware.model import HardwareModel
@@ -143,11 +143,11 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
         by_bytes = legalise_byte_weights(builder, call, rows, weight, options)
         if by_bytes is not None:
             return by_bytes
-        by_quarters = legalise_strassen(
-            builder, call.args[0], (*rows, weight.shape[0]), weight, options
-        )
-        if by_quarters is not None:
-            return by_quarters
+        if not strips_hold(weight, options.hardware):
+            whole = (*rows, weight.shape[0])
+            by_quarters = legalise_strassen(builder, call.args[0], whole, weight, options)
+            if by_quarters is not None:
+                return by_quarters
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],

@@ -13,7 +13,7 @@ from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import cuts_columns
+from tvm_ext.tile.strassen import ROWS_FIRST, SHARED
 
 SHARED_OUT = ("tile", "split", "chain", "strassen")
 """Rules whose plans cut in different ways what cores share out."""
@@ -74,17 +74,20 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     Kernels share their outermost axis out where they can, and what a core has written the next
     kernel finds in its cache: such plans cost nothing. Tasks cut otherwise hand on nearly all
     (27 x 27 by 1 x 1 cut across its rows: 72 us in a model, between: 50), and so do those that
-    share out the columns of what is summed over its rows, and a chain's blocks of channels; of
-    products of quarters only what they make. One core alone fetches it all.
+    share out the columns of what is summed over its rows or of products of quarters, and a chain's
+    blocks of channels. One core alone fetches it all.
     """
     if plan.rule in IN_ORDER and not plan.parallel:
         return gathered_us(min(graph.io_bytes, hw.own_cache_bytes * hw.cores), hw)
     if plan.rule == "chain" and by_channels(graph, plan, hw):
         kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
         return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
-    if plan.rule == "strassen" and cuts_columns(plan):
-        written = graph.tensors[graph.nodes[-1].write.tensor].size_bytes
-        return handed_on_us(min(written, hw.own_cache_bytes * hw.cores), hw.cores, hw)
+    if plan.rule == "strassen" and plan.order != ROWS_FIRST.order:
+        kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
+        if plan.attach[0].level == SHARED.level:  # its rows are those of the kernel before
+            read = {access.tensor for access in graph.nodes[plan.attach[0].stage].reads}
+            kept_bytes += sum(graph.tensors[tensor].size_bytes for tensor in read)
+        return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")

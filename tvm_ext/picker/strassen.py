@@ -1,8 +1,8 @@
 """Plans for a product by seven products of quarters (Strassen), and their predicted time.
 
-Two forms compete. With the quarters a phase of their own, tasks are blocks of columns, for all rows
-or a part of them, and read the quarters that all cores have made. With the quarters inside, a task
-makes those of its rows and goes through all blocks of columns.
+Three forms compete. With the quarters a phase of their own, tasks are blocks of columns, for all
+rows or a part of them, and read the quarters that all cores have made. With the quarters inside, a
+task makes them anew, or takes part of the rows and goes through all blocks of columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvm_ext.picker.perf import (
     task_estimate,
 )
 from tvm_ext.picker.traffic import (
-    handed_on_us,
+    gathered_us,
     holding_gbps,
     overlapped_us,
     wants_prefetch,
@@ -32,12 +32,15 @@ from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
 from tvm_ext.tile.strassen import (
     COLUMNS,
+    FORMS,
     QUARTER,
     ROWS,
+    ROWS_FIRST,
+    SHARED,
     STEPS,
     Strassen,
-    cuts_columns,
-    with_quarters,
+    strassen_form,
+    with_form,
 )
 
 BLOCKS = (1, 2, 4, 8)
@@ -83,7 +86,7 @@ def strassen_plans(
                 unroll=register.extents[STEPS],
                 prefetch=wants_prefetch(graph, node, core, register),
             )
-            yield from (with_quarters(plan, found, level) for level in ("root", "core"))
+            yield from (with_form(plan, found, form) for form in FORMS)
 
 
 def strassen_estimate(
@@ -92,33 +95,38 @@ def strassen_estimate(
     """Predicted time of such a plan on `hw`."""
     node, core = graph.nodes[found.product], plan.at("core")
     counts = core.counts(node.axes)
-    blocks = 1 if cuts_columns(plan) else counts[COLUMNS]
+    blocks = counts[COLUMNS] if plan.order == ROWS_FIRST.order else 1
     tiles = prod(counts[axis] for axis in node.space)
     tasks = tiles // blocks
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
-    element = graph.tensors[node.write.tensor].dtype_bytes
     task = task_estimate(graph, node, plan, core, hw, cores)
-    points = prod(core.extents[:STEPS])
-    made_bytes = points * element
-    near, filled = (
-        rate(hw, made_bytes / USABLE, 1, sharing=cores) for rate in (holding_gbps, written_gbps)
-    )
-    written = graph.nodes[found.last].write.tensor
-    result_bytes = graph.tensors[written].size_bytes
-    part_bytes = 4 * made_bytes / node.extents[QUARTER]
-    leaving = written_gbps(hw, result_bytes, cores) / cores
-    cycles = points / node.extents[QUARTER] / plan.lanes * RESULT_CYCLES + TASK_CYCLES
-    results_ns = made_bytes / near + part_bytes / leaving
-    results_us = overlapped_us(cycles / hw.clock_ghz / 1e3, results_ns / 1e3)
-    work_us = overlapped_us(task.compute_us, task.memory_us) + made_bytes / filled / 1e3
-    latency_us = waves * blocks * (work_us + task.stall_us + results_us)
+    work_us = overlapped_us(task.compute_us, task.memory_us) + task.stall_us
+    work_us += _results_us(graph, found, plan, cores, hw)
+    latency_us = waves * blocks * work_us
     quarters_us = _quarters_us(graph, found, plan, waves, cores, hw)
     latency_us = with_cold_weights(graph, node, plan, hw, latency_us) + quarters_us
     launch_us = hw.launch_us if plan.parallel else 0.0
     compute_us, memory_us = (waves * blocks * us for us in (task.compute_us, task.memory_us))
     bound = "compute" if compute_us >= memory_us else task.bound
     return Estimate(latency_us + launch_us, compute_us, memory_us, bound, quarters_us)
+
+
+def _results_us(
+    graph: TileGraph, found: Strassen, plan: TilePlan, cores: int, hw: HardwareModel
+) -> float:
+    """Time of writing the products of a core tile, and of making results of them."""
+    core = plan.at("core")
+    written = graph.tensors[graph.nodes[found.last].write.tensor]
+    quads = prod(core.extents[axis] for axis in (ROWS, COLUMNS))
+    made_bytes = quads * core.extents[QUARTER] * written.dtype_bytes
+    near = holding_gbps(hw, made_bytes / USABLE, 1, sharing=cores)
+    filled = written_gbps(hw, made_bytes / USABLE, 1, sharing=cores)
+    leaving = written_gbps(hw, written.size_bytes, cores) / cores
+    cycles = quads / plan.lanes * RESULT_CYCLES + TASK_CYCLES
+    memory_ns = made_bytes / near + 4 * quads * written.dtype_bytes / leaving
+    results_us = overlapped_us(cycles / hw.clock_ghz / 1e3, memory_ns / 1e3)
+    return results_us + made_bytes / filled / 1e3
 
 
 def _quarters_us(
@@ -130,12 +138,12 @@ def _quarters_us(
     made_bytes = graph.tensors[node.write.tensor].size_bytes
     read_bytes = sum(graph.tensors[t].size_bytes for t in {read.tensor for read in node.reads})
     cycles = prod(node.extents[1:]) / plan.lanes * QUARTERS_CYCLES
-    if cuts_columns(plan):
+    if strassen_form(plan, found) == SHARED:
         held = (made_bytes + read_bytes) / USABLE
         read, filled = holding_gbps(hw, held, cores), written_gbps(hw, held, cores)
         memory_us = (read_bytes / read + made_bytes / filled) / 1e3
         us = overlapped_us(cycles / cores / hw.clock_ghz / 1e3, memory_us)
-        return us + (hw.barrier_us + handed_on_us(made_bytes, cores, hw) if cores > 1 else 0.0)
+        return us + (hw.barrier_us + gathered_us(made_bytes, hw) if cores > 1 else 0.0)
     part = plan.at("core").extents[ROWS] / product.extents[ROWS]
     filled = written_gbps(hw, made_bytes * part / USABLE, 1, sharing=cores)
     read = holding_gbps(hw, read_bytes / USABLE, cores) / cores

@@ -28,7 +28,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
-from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS, strassen_stages, with_quarters
+from tvm_ext.tile.strassen import COLUMNS, FORMS, QUARTER, ROWS, STEPS, strassen_stages, with_form
 
 MAX_WIDTH = 4
 """Vectors side by side in a register tile."""
@@ -186,7 +186,8 @@ class Annotator:
             unroll=register.extents[STEPS],
             prefetch=self._random.random() < 0.5,
         )
-        return with_quarters(plan, found, sketch.attach[0].level)
+        forms = [form for form in FORMS if form.level == sketch.attach[0].level]
+        return with_form(plan, found, self._random.choice(forms))
 
     def _attention(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles of both products as wide as each other, any number in a block of queries

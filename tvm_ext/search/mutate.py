@@ -34,7 +34,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan, with_extent
-from tvm_ext.tile.strassen import strassen_stages, with_quarters
+from tvm_ext.tile.strassen import FORMS, strassen_stages, with_form
 
 FACTORS = (2, 2, 2, 3, 4, 7)
 """Factors that move between levels: powers of two most often, the small primes of image sizes."""
@@ -144,10 +144,10 @@ def _location(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.R
     return msgspec.structs.replace(plan, attach=(*rest, *moved))
 
 
-def _quarters(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    """The sums of quarters made once for all tasks, or in each."""
+def _form(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Products of quarters: other tasks, or the sums made elsewhere."""
     found = strassen_stages(graph)
-    return with_quarters(plan, found, source.choice(["root", "core"])) if found else plan
+    return with_form(plan, found, source.choice(FORMS)) if found else plan
 
 
 def _lanes(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
@@ -244,7 +244,7 @@ STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {
     "strassen": (
         (_tile_size, 0.35),
         (_task_size, 0.35),
-        (_quarters, 0.1),
+        (_form, 0.1),
         (_unroll, 0.1),
         (_switches, 0.05),
         (_lanes, 0.05),

@@ -20,7 +20,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, TilePlan, with_extent
-from tvm_ext.tile.strassen import cuts_columns, strassen_stages, with_quarters
+from tvm_ext.tile.strassen import FORMS, strassen_stages, with_form
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
@@ -62,7 +62,7 @@ def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[Til
     """Two neighbouring axes of one kind change places; tasks of a chain, or of products of
     quarters, are others."""
     if plan.rule == "strassen" and (found := strassen_stages(graph)):
-        yield with_quarters(plan, found, "core" if cuts_columns(plan) else "root")
+        yield from (with_form(plan, found, form) for form in FORMS)
     if plan.rule == "chain" and (own := chain_form(plan)) in INSIDE:
         for form in INSIDE:
             if form != own:

@@ -183,7 +183,7 @@ def chain(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
 
 
 def strassen(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
-    """Seven products of quarters, with the sums of them; those of quarters once or in each task."""
+    """Seven products of quarters, with the sums before and behind them, in each form."""
     found = strassen_stages(graph)
     if state.sketch is not None or found is None or state.stage != found.last:
         return

@@ -28,6 +28,24 @@ class Strassen(NamedTuple):
     last: int
 
 
+class StrassenForm(NamedTuple):
+    """What plans say of their tasks."""
+
+    order: tuple[int, ...]
+    """Of the product's axes."""
+    level: str
+    """Where sums of quarters are made."""
+
+
+SHARED = StrassenForm((QUARTER, COLUMNS, ROWS, STEPS), "root")
+"""Tasks are blocks of columns, of parts of the rows; the sums are made once, by all cores."""
+COLUMNS_FIRST = StrassenForm(SHARED.order, "core")
+"""The same, each task with sums of its own: no core waits for what another has made."""
+ROWS_FIRST = StrassenForm((ROWS, QUARTER, COLUMNS, STEPS), "core")
+"""Tasks are parts of the rows, with their sums and all columns."""
+FORMS = (SHARED, COLUMNS_FIRST, ROWS_FIRST)
+
+
 def strassen_stages(graph: TileGraph) -> Strassen | None:
     """The stages of `compute.strassen` if they are the group; None for any other group."""
     found = products_of_quarters(graph)
@@ -61,7 +79,7 @@ def check_strassen(graph: TileGraph, plan: TilePlan) -> Strassen:
     blocks of columns in whole vectors, with all seven products."""
     every = products_of_quarters(graph)
     found = next((one for one in every if one.product == plan.anchor), None)
-    if found is None or {found.quarters, found.last} != {entry.stage for entry in plan.attach}:
+    if found is None or strassen_form(plan, found) is None:
         raise PlanError("structure", "plan: rule strassen needs seven products of quarters")
     node, core, register = (
         graph.nodes[plan.anchor],
@@ -81,14 +99,12 @@ def check_strassen(graph: TileGraph, plan: TilePlan) -> Strassen:
     return found
 
 
-def with_quarters(plan: TilePlan, found: Strassen, level: str) -> TilePlan:
-    """The plan with the quarters made at `root`, once for all tasks, which are blocks of columns,
-    or at `core`, in each task, which are rows and go through all columns."""
-    order = (QUARTER, COLUMNS, ROWS, STEPS) if level == "root" else (ROWS, QUARTER, COLUMNS, STEPS)
-    attach = (Attach(found.quarters, level), Attach(found.last, "core"))
-    return msgspec.structs.replace(plan, order=order, attach=attach)
+def with_form(plan: TilePlan, found: Strassen, form: StrassenForm) -> TilePlan:
+    """The plan in another form, all else as it is."""
+    attach = (Attach(found.quarters, form.level), Attach(found.last, "core"))
+    return msgspec.structs.replace(plan, order=form.order, attach=attach)
 
 
-def cuts_columns(plan: TilePlan) -> bool:
-    """Whether tasks are blocks of columns, and not rows."""
-    return plan.order[0] == QUARTER
+def strassen_form(plan: TilePlan, found: Strassen) -> StrassenForm | None:
+    """The form of such a plan; None if it has none."""
+    return next((form for form in FORMS if with_form(plan, found, form) == plan), None)

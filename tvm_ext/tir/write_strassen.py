@@ -6,12 +6,16 @@
     parallel blocks of columns, of rows:
         seven products by register tiles; last, all four quarters of a vector at once
         →  with the quarters attached at `core`
+    parallel blocks of columns, of rows:
+        quarters; seven products by register tiles; last
+        →  with rows first in the order
     parallel blocks of rows:
         quarters
         blocks of columns: seven products by register tiles; last
 
-A block's products stay in cache. Quarters of their own phase are made once for all columns; inside
-they are a task's own, and each task reads all weights.
+A block's products stay in cache. Quarters of their own phase are made once for all columns, and
+half of them by other cores; inside they are a task's own. With rows first each task reads all
+weights.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import COLUMNS, ROWS, check_strassen, cuts_columns
+from tvm_ext.tile.strassen import COLUMNS, ROWS, ROWS_FIRST, SHARED, check_strassen, strassen_form
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.shift import PARTITION
 from tvm_ext.tir.write_chain import spread_planes
@@ -32,16 +36,18 @@ def write_strassen(prepared: Prepared, plan: TilePlan) -> None:
     schedule = prepared.schedule
     found = check_strassen(prepared.graph, plan)
     first, product = prepared.blocks[found.quarters], prepared.blocks[found.product]
-    apart = cuts_columns(plan)
-    task, block = _write_last(schedule, prepared.blocks[found.last], plan, by_columns=apart)
+    form = strassen_form(plan, found)
+    task, block = _write_last(
+        schedule, prepared.blocks[found.last], plan, by_columns=form != ROWS_FIRST
+    )
     schedule.compute_at(product, block, preserve_unit_loops=True)
-    if not apart:
+    if form != SHARED:
         schedule.compute_at(first, task, preserve_unit_loops=True)
     sweep = _write_product(schedule, product, plan)
     row = _write_quarters(schedule, first, plan)
     if plan.parallel:
         schedule.parallel(task)
-        if apart:
+        if form == SHARED:
             schedule.parallel(row)
     schedule.decompose_reduction(product, sweep)
 

@@ -54,21 +54,23 @@ def by_quarters(module: IRModule, **options: Any) -> bool:
 
 @pytest.mark.parametrize("rows", [(128,), (3, 67), (1, 14, 14), (2, 7, 7)])
 def test_products_and_points_are(rows: tuple[int, ...]) -> None:
-    assert by_quarters(product(rows, 128, 192))
+    assert by_quarters(product(rows, 768, 1024))
 
 
 def test_it_is_left_out_where_it_should_be() -> None:
     legalise_strassen.pays.cache_clear()
-    assert not by_quarters(product((16,), 128, 192))  # few rows
-    assert not by_quarters(product((128,), 32, 192))
-    assert not by_quarters(product((128,), 129, 192))  # no halves
-    assert not by_quarters(product((128,), 128, 208))  # halves of no whole vectors
-    assert not by_quarters(product((128,), 128, 192), strassen=False)
-    assert not by_quarters(product((128,), 128, 192), predict_us=None)
-    assert not by_quarters(product((307, 64), 128, 192), extents=(307,))
-    assert not by_quarters(product((1, 307, 64), 128, 192), extents=(307,))
+    assert not by_quarters(product((16,), 768, 1024))  # few rows
+    assert not by_quarters(product((4096,), 32, 65536))  # few steps
+    assert not by_quarters(product((128,), 769, 1024))  # no halves
+    assert not by_quarters(product((128,), 768, 1040))  # halves of no whole vectors
+    assert not by_quarters(product((128,), 128, 192))  # so narrow that strips hold it
+    assert by_quarters(product((1, 16, 16), 128, 192))  # but not between convolutions
+    assert not by_quarters(product((128,), 768, 1024), strassen=False)
+    assert not by_quarters(product((128,), 768, 1024), predict_us=None)
+    assert not by_quarters(product((307, 64), 768, 1024), extents=(307,))
+    assert not by_quarters(product((1, 307, 64), 768, 1024), extents=(307,))
     hardly = lambda func: 0.98 if strassen_stages(prepare(func).graph) else 1.0  # noqa: E731
-    assert not by_quarters(product((128,), 128, 192), predict_us=hardly)
+    assert not by_quarters(product((128,), 768, 1024), predict_us=hardly)
 
 
 def test_sums_of_quarters_make_the_product() -> None:

@@ -13,7 +13,7 @@ from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import ROWS_FIRST, SHARED
+from tvm_ext.tile.strassen import COLUMNS, ROWS_FIRST, SHARED
 
 SHARED_OUT = ("tile", "split", "chain", "strassen")
 """Rules whose plans cut in different ways what cores share out."""
@@ -22,6 +22,8 @@ IN_ORDER = ("flat", "rows")
 SEAM_CYCLES = 60.0
 """Of a line that two cores write: it goes there and back (512 channels of 7 x 7 back to planes 3 us
 by channels, 21 by rows; 320 of 14 x 14 behind a convolution 58.3 and 56.5)."""
+LATE = 0.05
+"""Part of a task by which one core is later than another, of tasks that are not handed out anew."""
 TOLD_APART = 1.002
 """Factor between predictions below which they say nothing."""
 
@@ -82,12 +84,8 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     if plan.rule == "chain" and by_channels(graph, plan, hw):
         kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
         return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
-    if plan.rule == "strassen" and plan.order != ROWS_FIRST.order:
-        kept_bytes = packed_bytes(graph, graph.nodes[plan.anchor])
-        if plan.attach[0].level == SHARED.level:  # its rows are those of the kernel before
-            read = {access.tensor for access in graph.nodes[plan.attach[0].stage].reads}
-            kept_bytes += sum(graph.tensors[tensor].size_bytes for tensor in read)
-        return handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
+    if plan.rule == "strassen":
+        return _of_quarters_us(graph, plan, hw)
     if plan.rule != "tile" or plan.also:
         return 0.0
     node, core = graph.nodes[plan.anchor], plan.at("core")
@@ -103,6 +101,23 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     if not plan.parallel:
         return gathered_us(exchanged, hw)
     return handed_on_us(exchanged, hw.cores, hw)
+
+
+def _of_quarters_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
+    """That of products of quarters: tasks that are columns want rows of all cores, the next kernel
+    wants columns of all, and a core waits for one that is late with the last of a few tasks."""
+    node, core = graph.nodes[plan.anchor], plan.at("core")
+    task = prod(core.extents)
+    if plan.order == ROWS_FIRST.order:
+        task = task // core.extents[COLUMNS] * node.extents[COLUMNS]
+    late_us = LATE * task / plan.lanes / hw.fma_per_cycle / hw.clock_ghz / 1e3
+    if plan.order == ROWS_FIRST.order:
+        return late_us
+    kept_bytes = packed_bytes(graph, node)
+    if plan.attach[0].level == SHARED.level:  # sums of the rows that a core has
+        read = {access.tensor for access in graph.nodes[plan.attach[0].stage].reads}
+        kept_bytes += sum(graph.tensors[tensor].size_bytes for tensor in read)
+    return late_us + handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)
 
 
 def _exchanged(graph: TileGraph, kept_bytes: int, hw: HardwareModel) -> int:

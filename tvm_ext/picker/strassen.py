@@ -65,7 +65,7 @@ def strassen_candidates(
 def strassen_plans(
     graph: TileGraph, found: Strassen, registers: list[Tile], lanes: int, hw: HardwareModel
 ) -> Iterator[TilePlan]:
-    """Both forms for each register tile, blocks of columns and parts of the rows."""
+    """All forms for each register tile, blocks of columns and parts of the rows."""
     node = graph.nodes[found.product]
     products, rows, columns, steps = node.extents
     for register in registers:

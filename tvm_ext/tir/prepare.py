@@ -110,7 +110,7 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     Nor what a product ends with before a window's padding: it leaves the product's registers, and
     the padding is read in place.
     Into a reduction only if that is the sole consumer and reads each element once, or nothing is
-    recomputed, and if it combines no window itself.
+    recomputed, and if it is no combination of sums (of products of quarters).
     """
     node = graph.nodes[index]
     if node.kind != "map" or graph.tensors[node.write.tensor].role == "output":
@@ -125,7 +125,8 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
         return node.flops_per_point == 0 or not again
     if is_view(graph, index):
         return len(consumers) == 1
-    if any(_is_window(node, graph.nodes[source]) for source in graph.sources(index)):
+    makers = [graph.nodes[source] for source in graph.sources(index)]
+    if any(maker.kind == "reduce" and _is_window(node, maker) for maker in makers):
         return False
     return len(consumers) == 1 and not has_reuse(consumers[0]) and not overlaps(consumers[0])
 

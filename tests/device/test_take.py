@@ -152,7 +152,7 @@ def test_rows_scattered_out_of_range(
 
 
 @pytest.mark.parametrize("op", ["RoiAlign", "MaxRoiPool"])
-@pytest.mark.parametrize("image", [2, -1, 10**9, -(10**9)])
+@pytest.mark.parametrize("image", [2, -(10**9)])
 def test_images_that_are_not_there(op: str, image: int) -> None:
     x = RANDOM.standard_normal((2, 3, 8, 8)).astype(np.float32)
     corners = np.array([[0, 0, 4, 4]], np.float32)

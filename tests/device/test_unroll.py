@@ -117,7 +117,7 @@ def test_layers(op: str, name: str) -> None:
     assert_right(recurrent(op, **CASES[name]))
 
 
-@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "one step"])
 def test_layers_of_more_steps_are_loops(op: str, name: str) -> None:
     """Where lengths are constants steps are not alike."""

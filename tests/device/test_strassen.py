@@ -89,8 +89,9 @@ def some_plans(func: PrimFunc, machine: str) -> list[TilePlan]:
     for plan in reversed(plans):
         core, register = plan.at("core").extents, plan.at("register").extents
         whole = prepared.graph.nodes[plan.anchor].extents
-        cut = core[ROWS] < whole[ROWS], core[COLUMNS] < whole[COLUMNS]
-        forms[(plan.attach[0].level, plan.order, *cut, core[ROWS] % register[ROWS] > 0)] = plan
+        blocks = core[COLUMNS] > plan.at("l2").extents[COLUMNS]
+        cut = core[ROWS] < whole[ROWS], core[COLUMNS] < whole[COLUMNS], blocks
+        forms[(plan.attach[0].level, *cut, core[ROWS] % register[ROWS] > 0)] = plan
     return list(dict.fromkeys((plans[0], *forms.values())))
 
 
@@ -152,7 +153,9 @@ def test_illegal_plans_are_refused() -> None:
         ("core", QUARTER, 6, "order"),
         ("core", STEPS, 24, "order"),
         ("register", STEPS, 5, "divide"),
-        ("register", QUARTER, 7, "order"),
+        ("register", QUARTER, 7, "unroll"),
+        ("l2", COLUMNS, 80, "divide"),
+        ("l2", ROWS, 3, "divide"),
     ):
         with pytest.raises(PlanError) as raised:
             check_plan(graph, with_extent(plan, level, axis, size))

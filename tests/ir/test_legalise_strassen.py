@@ -16,6 +16,7 @@ from tvm_ext.graph.legalise import Legalise
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick
 from tvm_ext.tile.cut import cut
+from tvm_ext.tile.held import Held, held
 from tvm_ext.tile.strassen import Strassen, products_of_quarters, strassen_stages
 from tvm_ext.tir import prepare, write
 from tvm_ext.tvm_api import IRModule, PrimFunc, constant, relax, te, tirx
@@ -138,3 +139,19 @@ def test_plans_for_any_shape_can_be_written(
     for candidate in found:
         assert candidate.plan.rule == "strassen"
         write(func, candidate.plan)
+
+
+def test_a_block_of_products_is_held_and_the_sums_of_a_task() -> None:
+    x, w = te.placeholder((128, 96), name="x"), te.placeholder((7, 4, 48, 32), name="w")
+    func = te.create_prim_func([x, w, strassen(x, w, (128, 256))])
+    graph = prepare(func).graph
+    plan = next(
+        one.plan
+        for one in pick(graph, HARDWARE, 1000)
+        if one.plan.attach[0].level == "core" and one.plan.at("l2") != one.plan.at("core")
+    )
+    sums, products, results = held(graph, plan)
+    _, rows, columns, steps = plan.at("l2").extents
+    assert sums == Held(7 * rows * steps * 4)
+    assert products == Held(7 * rows * columns * 4)
+    assert results is None

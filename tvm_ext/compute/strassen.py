@@ -12,7 +12,8 @@ stages over the seven products q and pairs of rows m:
     strassen  [.., N]      sums of products
 
 Rounding: errors are those of the quarters that are summed, so a row's depend on its neighbour's
-size, and a NaN or an infinity in one is one in both. Against float64, as max|error| / max|y| on
+size, and a NaN or an infinity in one is one in both; of images with an odd number of rows the
+neighbour of the last one is the next image's first. Against float64, as max|error| / max|y| on
 normal data with up to 4096 steps: 2e-6, directly 1e-6 (tested).
 """
 

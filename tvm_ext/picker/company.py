@@ -13,7 +13,7 @@ from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import COLUMNS, ROWS_FIRST, SHARED
+from tvm_ext.tile.strassen import COLUMNS
 
 SHARED_OUT = ("tile", "split", "chain", "strassen")
 """Rules whose plans cut in different ways what cores share out."""
@@ -106,15 +106,12 @@ def exchange_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
 def _of_quarters_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:
     """That of products of quarters: tasks that are columns want rows of all cores, the next kernel
     wants columns of all, and a core waits for one that is late with the last of a few tasks."""
-    node, core = graph.nodes[plan.anchor], plan.at("core")
-    task = prod(core.extents)
-    if plan.order == ROWS_FIRST.order:
-        task = task // core.extents[COLUMNS] * node.extents[COLUMNS]
-    late_us = LATE * task / plan.lanes / hw.fma_per_cycle / hw.clock_ghz / 1e3
-    if plan.order == ROWS_FIRST.order:
+    node, core = graph.nodes[plan.anchor], plan.at("core").extents
+    late_us = LATE * prod(core) / plan.lanes / hw.fma_per_cycle / hw.clock_ghz / 1e3
+    if core[COLUMNS] == node.extents[COLUMNS]:
         return late_us
     kept_bytes = packed_bytes(graph, node)
-    if plan.attach[0].level == SHARED.level:  # sums of the rows that a core has
+    if plan.attach[0].level == "root":  # sums of the rows that a core has
         read = {access.tensor for access in graph.nodes[plan.attach[0].stage].reads}
         kept_bytes += sum(graph.tensors[tensor].size_bytes for tensor in read)
     return late_us + handed_on_us(_exchanged(graph, kept_bytes, hw), hw.cores, hw)

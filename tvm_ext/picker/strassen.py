@@ -1,8 +1,7 @@
 """Plans for a product by seven products of quarters (Strassen), and their predicted time.
 
-Three forms compete. With the quarters a phase of their own, tasks are blocks of columns, for all
-rows or a part of them, and read the quarters that all cores have made. With the quarters inside, a
-task makes them anew, or takes part of the rows and goes through all blocks of columns.
+Tasks are parts of the columns, of the rows, or of both, and go through their columns in blocks. The
+sums of quarters are made once, by all cores, or in each task: a core then waits for no other.
 """
 
 from __future__ import annotations
@@ -30,21 +29,12 @@ from tvm_ext.picker.traffic import (
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan
-from tvm_ext.tile.strassen import (
-    COLUMNS,
-    FORMS,
-    QUARTER,
-    ROWS,
-    ROWS_FIRST,
-    SHARED,
-    STEPS,
-    Strassen,
-    strassen_form,
-    with_form,
-)
+from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS, Strassen, attached
 
-BLOCKS = (1, 2, 4, 8)
-"""Register tiles of columns in a core tile, beside all of them."""
+BLOCKS = 8
+"""Register tiles of columns in a block at most."""
+TASKS = (1, 2, 4)
+"""Parts of the columns for each core, beside all of them."""
 PARTS = 8
 """Into so many equal parts pairs of rows are cut at most."""
 QUARTERS_CYCLES = 9.0
@@ -65,49 +55,53 @@ def strassen_candidates(
 def strassen_plans(
     graph: TileGraph, found: Strassen, registers: list[Tile], lanes: int, hw: HardwareModel
 ) -> Iterator[TilePlan]:
-    """All forms for each register tile, blocks of columns and parts of the rows."""
+    """For each register tile parts of rows and columns as tasks, and blocks of these, with the sums
+    made once or in each."""
     node = graph.nodes[found.product]
     products, rows, columns, steps = node.extents
     for register in registers:
         width, least = register.extents[COLUMNS], register.extents[ROWS]
         parts = [rows // part for part in divisors(rows, PARTS) if rows // part >= least]
-        wide = [width * count for count in BLOCKS if columns % (width * count) == 0]
-        if columns % (width * hw.cores) == 0:
-            wide.append(columns // hw.cores)
-        for block, high in itertools.product(sorted(set(wide)), parts):
-            core = Tile((products, high, block, steps))
-            plan = TilePlan(
-                rule="strassen",
-                anchor=found.product,
-                tiles=(LevelTile("core", core), LevelTile("register", register)),
-                order=(),
-                parallel=int(hw.cores > 1),
-                lanes=lanes,
-                unroll=register.extents[STEPS],
-                prefetch=wants_prefetch(graph, node, core, register),
-            )
-            yield from (with_form(plan, found, form) for form in FORMS)
+        shares = {hw.cores * count for count in TASKS} | {1}
+        sides = [columns // share for share in sorted(shares) if columns % (share * width) == 0]
+        for high, side in itertools.product(parts, sides):
+            for block in (width * count for count in divisors(side // width, BLOCKS)):
+                core, held = (Tile((products, high, wide, steps)) for wide in (side, block))
+                for level in ("root", "core"):
+                    yield TilePlan(
+                        rule="strassen",
+                        anchor=found.product,
+                        tiles=(
+                            LevelTile("core", core),
+                            LevelTile("l2", held),
+                            LevelTile("register", register),
+                        ),
+                        order=(QUARTER, COLUMNS, ROWS, STEPS),
+                        parallel=int(hw.cores > 1),
+                        lanes=lanes,
+                        unroll=register.extents[STEPS],
+                        attach=attached(found, level),
+                        prefetch=wants_prefetch(graph, node, held, register),
+                    )
 
 
 def strassen_estimate(
     graph: TileGraph, found: Strassen, plan: TilePlan, hw: HardwareModel
 ) -> Estimate:
     """Predicted time of such a plan on `hw`."""
-    node, core = graph.nodes[found.product], plan.at("core")
+    node, core, held = graph.nodes[found.product], plan.at("core"), plan.at("l2")
     counts = core.counts(node.axes)
-    blocks = counts[COLUMNS] if plan.order == ROWS_FIRST.order else 1
-    tiles = prod(counts[axis] for axis in node.space)
-    tasks = tiles // blocks
+    tasks = prod(counts[axis] for axis in node.space)
     cores = min(hw.cores, tasks) if plan.parallel else 1
     waves = ceil(tasks / cores)
-    task = task_estimate(graph, node, plan, core, hw, cores)
+    blocks = waves * core.extents[COLUMNS] // held.extents[COLUMNS]
+    task = task_estimate(graph, node, plan, held, hw, cores)
     work_us = overlapped_us(task.compute_us, task.memory_us) + task.stall_us
     work_us += _results_us(graph, found, plan, cores, hw)
-    latency_us = waves * blocks * work_us
     quarters_us = _quarters_us(graph, found, plan, waves, cores, hw)
-    latency_us = with_cold_weights(graph, node, plan, hw, latency_us) + quarters_us
+    latency_us = with_cold_weights(graph, node, plan, hw, blocks * work_us) + quarters_us
     launch_us = hw.launch_us if plan.parallel else 0.0
-    compute_us, memory_us = (waves * blocks * us for us in (task.compute_us, task.memory_us))
+    compute_us, memory_us = (blocks * us for us in (task.compute_us, task.memory_us))
     bound = "compute" if compute_us >= memory_us else task.bound
     return Estimate(latency_us + launch_us, compute_us, memory_us, bound, quarters_us)
 
@@ -115,8 +109,8 @@ def strassen_estimate(
 def _results_us(
     graph: TileGraph, found: Strassen, plan: TilePlan, cores: int, hw: HardwareModel
 ) -> float:
-    """Time of writing the products of a core tile, and of making results of them."""
-    core = plan.at("core")
+    """Time of writing the products of a block, and of making results of them."""
+    core = plan.at("l2")
     written = graph.tensors[graph.nodes[found.last].write.tensor]
     quads = prod(core.extents[axis] for axis in (ROWS, COLUMNS))
     made_bytes = quads * core.extents[QUARTER] * written.dtype_bytes
@@ -138,7 +132,7 @@ def _quarters_us(
     made_bytes = graph.tensors[node.write.tensor].size_bytes
     read_bytes = sum(graph.tensors[t].size_bytes for t in {read.tensor for read in node.reads})
     cycles = prod(node.extents[1:]) / plan.lanes * QUARTERS_CYCLES
-    if strassen_form(plan, found) == SHARED:
+    if plan.attach == attached(found, "root"):
         held = (made_bytes + read_bytes) / USABLE
         read, filled = holding_gbps(hw, held, cores), written_gbps(hw, held, cores)
         memory_us = (read_bytes / read + made_bytes / filled) / 1e3

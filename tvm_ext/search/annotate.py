@@ -28,7 +28,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
-from tvm_ext.tile.strassen import COLUMNS, FORMS, QUARTER, ROWS, STEPS, strassen_stages, with_form
+from tvm_ext.tile.strassen import COLUMNS, QUARTER, ROWS, STEPS, fitted
 
 MAX_WIDTH = 4
 """Vectors side by side in a register tile."""
@@ -166,28 +166,30 @@ class Annotator:
         )
 
     def _strassen(self, sketch: Sketch, node: TileNode) -> TilePlan:
-        """Register tiles of a product, equal parts of the rows and blocks of columns."""
-        found = strassen_stages(self.graph)
-        assert found is not None
+        """Register tiles of a product, equal parts of the rows and of the columns, in blocks."""
         lanes = self._width()
         register, core = self._extents(node, COLUMNS, lanes)
         rows = self._random.choice(divisors(node.extents[ROWS]))
         core = core.with_extent(QUARTER, node.extents[QUARTER]).with_extent(ROWS, rows)
+        register = register.with_extent(QUARTER, 1)
+        width = register.extents[COLUMNS]
+        block = width * self._log_uniform(max(1, core.extents[COLUMNS] // width))
         plan = TilePlan(
             rule="strassen",
             anchor=sketch.anchor,
             tiles=(
                 LevelTile("core", core),
-                LevelTile("register", register.with_extent(QUARTER, 1)),
+                LevelTile("l2", core.with_extent(COLUMNS, block)),
+                LevelTile("register", register),
             ),
-            order=(),
+            order=(QUARTER, COLUMNS, ROWS, STEPS),
             parallel=1,
             lanes=lanes,
             unroll=register.extents[STEPS],
+            attach=sketch.attach,
             prefetch=self._random.random() < 0.5,
         )
-        forms = [form for form in FORMS if form.level == sketch.attach[0].level]
-        return with_form(plan, found, self._random.choice(forms))
+        return fitted(plan)
 
     def _attention(self, sketch: Sketch, node: TileNode) -> TilePlan:
         """Register tiles of both products as wide as each other, any number in a block of queries

@@ -34,7 +34,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan, with_extent
-from tvm_ext.tile.strassen import FORMS, strassen_stages, with_form
+from tvm_ext.tile.strassen import COLUMNS, attached, fitted, strassen_stages
 
 FACTORS = (2, 2, 2, 3, 4, 7)
 """Factors that move between levels: powers of two most often, the small primes of image sizes."""
@@ -51,6 +51,8 @@ def mutated(graph: TileGraph, plan: TilePlan, source: random.Random) -> TilePlan
 def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     """The plan with the fields that follow from its tiles brought in line with them."""
     node = graph.nodes[plan.anchor]
+    if plan.rule == "strassen":
+        plan = fitted(plan)
     if plan.rule in ("chain", "strassen", "attention"):
         return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
     if plan.rule == "block":
@@ -144,10 +146,18 @@ def _location(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.R
     return msgspec.structs.replace(plan, attach=(*rest, *moved))
 
 
-def _form(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
-    """Products of quarters: other tasks, or the sums made elsewhere."""
+def _sums(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Products of quarters: the sums made once for all tasks, or in each."""
     found = strassen_stages(graph)
-    return with_form(plan, found, source.choice(FORMS)) if found else plan
+    level = source.choice(["root", "core"])
+    return msgspec.structs.replace(plan, attach=attached(found, level)) if found else plan
+
+
+def _block(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
+    """Products of quarters: blocks of more columns, or of fewer."""
+    block = plan.at("l2").extents[COLUMNS]
+    size = _scaled(block, plan.at("core").extents[COLUMNS], source)
+    return with_extent(plan, "l2", COLUMNS, size)
 
 
 def _lanes(graph: TileGraph, node: TileNode, plan: TilePlan, source: random.Random) -> TilePlan:
@@ -242,9 +252,10 @@ STEPS: dict[str, Sequence[tuple[Step, float]]] = BLOCK_STEPS | {
         (_lanes, 0.05),
     ),
     "strassen": (
-        (_tile_size, 0.35),
-        (_task_size, 0.35),
-        (_form, 0.1),
+        (_tile_size, 0.3),
+        (_task_size, 0.3),
+        (_block, 0.1),
+        (_sums, 0.1),
         (_unroll, 0.1),
         (_switches, 0.05),
         (_lanes, 0.05),
@@ -285,6 +296,6 @@ def crossed(one: TilePlan, other: TilePlan, source: random.Random) -> TilePlan:
         return getattr(one if source.random() < 0.5 else other, field)
 
     fields = {field: either(field) for field in ("order", "attach", "prefetch", "staged", "ahead")}
-    if one.rule in ("chain", "strassen"):  # the order and the place of stages belong together
+    if one.rule == "chain":  # its order and the place of its stages belong together
         fields |= {"order": one.order, "attach": one.attach}
     return msgspec.structs.replace(one, tiles=tiles, lanes=one.lanes, **fields)

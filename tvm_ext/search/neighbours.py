@@ -20,7 +20,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.legal import can_ask_ahead
 from tvm_ext.tile.plan import Attach, TilePlan, with_extent
-from tvm_ext.tile.strassen import FORMS, strassen_stages, with_form
+from tvm_ext.tile.strassen import attached, strassen_stages
 
 
 def neighbours(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
@@ -59,10 +59,7 @@ def _resized(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TileP
 
 
 def _reordered(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[TilePlan]:
-    """Two neighbouring axes of one kind change places; tasks of a chain, or of products of
-    quarters, are others."""
-    if plan.rule == "strassen" and (found := strassen_stages(graph)):
-        yield from (with_form(plan, found, form) for form in FORMS)
+    """Two neighbouring axes of one kind change places; a chain's tasks are others."""
     if plan.rule == "chain" and (own := chain_form(plan)) in INSIDE:
         for form in INSIDE:
             if form != own:
@@ -92,6 +89,9 @@ def _narrowed(graph: TileGraph, node: TileNode, plan: TilePlan) -> Iterator[Tile
 
 def _moved(graph: TileGraph, plan: TilePlan) -> Iterator[TilePlan]:
     """A stage before the anchor computed elsewhere: once, in the core tile, or where it is read."""
+    if plan.rule == "strassen" and (found := strassen_stages(graph)):
+        for level in ("root", "core"):
+            yield msgspec.structs.replace(plan, attach=attached(found, level))
     if plan.rule != "tile":
         return
     levels = {entry.stage: entry.level for entry in plan.attach}

@@ -43,7 +43,7 @@ from tvm_ext.tile.classify import (
 from tvm_ext.tile.fuse import epilogue_of, row_tile
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import Attach
-from tvm_ext.tile.strassen import strassen_stages
+from tvm_ext.tile.strassen import attached, strassen_stages
 
 
 class Sketch(msgspec.Struct, frozen=True):
@@ -183,13 +183,13 @@ def chain(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
 
 
 def strassen(graph: TileGraph, state: State, cores: int) -> Iterator[State]:
-    """Seven products of quarters, with the sums before and behind them, in each form."""
+    """Seven products of quarters, with the sums of quarters made once or in each task."""
     found = strassen_stages(graph)
     if state.sketch is not None or found is None or state.stage != found.last:
         return
     for level in ("root", "core"):
-        attach = (Attach(found.quarters, level), Attach(found.last, "core"))
-        yield _next(state, f"strassen at {level}", Sketch("strassen", found.product, attach))
+        sketch = Sketch("strassen", found.product, attached(found, level))
+        yield _next(state, f"strassen at {level}", sketch)
 
 
 def attention(graph: TileGraph, state: State, cores: int) -> Iterator[State]:

@@ -85,7 +85,9 @@ def _of_piece(graph: TileGraph, plan: TilePlan) -> dict[int, Held]:
             found |= {i: Held(_bytes(graph, i, tiles[i])) for i in (chain.cols_in, chain.product)}
         return found
     inside = [stage for stage, level in levels.items() if level == "core"]
-    finishes = plan.rule in ("tile", "strassen") and any(stage > plan.anchor for stage in inside)
+    if plan.rule == "strassen":  # products of a block
+        found[plan.anchor] = Held(_bytes(graph, plan.anchor, plan.at("l2")))
+    finishes = plan.rule == "tile" and any(stage > plan.anchor for stage in inside)
     if finishes:  # core tiles, whose sums of chunks are kept until then
         found[plan.anchor] = Held(_bytes(graph, plan.anchor, plan.at("core")))
     if inside:

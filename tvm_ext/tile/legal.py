@@ -34,7 +34,7 @@ from tvm_ext.tile.strip import PIECE_RULES, Strip, strip
 LEVELS = {
     "tile": ("core", "register"),
     "chain": ("core", "register"),
-    "strassen": ("core", "register"),
+    "strassen": ("core", "l2", "register"),
     "attention": ("core", "l2", "register"),
     "rows": ("core",),
     "strips": ("core",),

@@ -14,6 +14,7 @@ class LevelTile(msgspec.Struct, frozen=True):
     """The anchor's tile at one memory level (`core`, `l2`, `l1`, `register`).
 
     Of a product `l2`, where it has one, is the core tile with a chunk of the reduction (`chunk`).
+    Of products of quarters it is a block of the core tile's columns.
     Of attention `second` is the register tile of the second product, which is not the anchor.
     On a GPU `core` is a thread block, `shared` what it keeps in shared memory at once, `register`
     one thread.

@@ -1,17 +1,19 @@
-"""The stages of a product by seven products of quarters (Strassen)."""
+"""A product by seven products of quarters (Strassen): its stages, and what plans say of them.
+
+Tasks are core tiles: parts of the rows by parts of the columns. A task goes through its columns in
+blocks, the tile at `l2`, whose seven products its own cache holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
-
-import msgspec
 
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.graph import TileGraph
-from tvm_ext.tile.plan import MAX_UNROLLED, Attach, TilePlan
+from tvm_ext.tile.plan import MAX_UNROLLED, Attach, TilePlan, with_extent
 from tvm_ext.tile.remember import remembered
 
 QUARTER, ROWS, COLUMNS, STEPS = range(4)
@@ -26,24 +28,6 @@ class Strassen(NamedTuple):
     quarters: int
     product: int
     last: int
-
-
-class StrassenForm(NamedTuple):
-    """What plans say of their tasks."""
-
-    order: tuple[int, ...]
-    """Of the product's axes."""
-    level: str
-    """Where sums of quarters are made."""
-
-
-SHARED = StrassenForm((QUARTER, COLUMNS, ROWS, STEPS), "root")
-"""Tasks are blocks of columns, of parts of the rows; the sums are made once, by all cores."""
-COLUMNS_FIRST = StrassenForm(SHARED.order, "core")
-"""The same, each task with sums of its own: no core waits for what another has made."""
-ROWS_FIRST = StrassenForm((ROWS, QUARTER, COLUMNS, STEPS), "core")
-"""Tasks are parts of the rows, with their sums and all columns."""
-FORMS = (SHARED, COLUMNS_FIRST, ROWS_FIRST)
 
 
 def strassen_stages(graph: TileGraph) -> Strassen | None:
@@ -79,32 +63,32 @@ def check_strassen(graph: TileGraph, plan: TilePlan) -> Strassen:
     blocks of columns in whole vectors, with all seven products."""
     every = products_of_quarters(graph)
     found = next((one for one in every if one.product == plan.anchor), None)
-    if found is None or strassen_form(plan, found) is None:
+    if found is None or plan.attach not in (attached(found, level) for level in ("root", "core")):
         raise PlanError("structure", "plan: rule strassen needs seven products of quarters")
-    node, core, register = (
-        graph.nodes[plan.anchor],
-        plan.at("core").extents,
-        plan.at("register").extents,
-    )
-    sizes = (node.extents[COLUMNS], core[COLUMNS], register[COLUMNS], plan.lanes)
-    uneven = node.extents[ROWS] % core[ROWS] or node.extents[STEPS] % register[STEPS]
-    uneven = uneven or register[ROWS] > core[ROWS]
-    if uneven or any(whole % part for whole, part in pairwise(sizes)):
-        raise PlanError("divide", f"plan for {node.name}: core {core} by register {register}")
-    whole = core[QUARTER], core[STEPS]
-    if whole != (node.extents[QUARTER], node.extents[STEPS]) or register[QUARTER] > 1:
-        raise PlanError("order", f"plan for {node.name}: core tile {core} is not all products")
-    if prod(register) // plan.lanes > MAX_UNROLLED:
+    node = graph.nodes[plan.anchor]
+    core, block, register = (plan.at(level).extents for level in ("core", "l2", "register"))
+    for tile in (core, block):
+        if (tile[QUARTER], tile[STEPS]) != (node.extents[QUARTER], node.extents[STEPS]):
+            raise PlanError("order", f"plan for {node.name}: the tile {tile} is not all products")
+    columns = (tile[COLUMNS] for tile in (node.extents, core, block, register))
+    uneven = any(whole % part for whole, part in pairwise((*columns, plan.lanes)))
+    uneven |= node.extents[ROWS] % core[ROWS] > 0 or node.extents[STEPS] % register[STEPS] > 0
+    if uneven or block[ROWS] != core[ROWS] or register[ROWS] > core[ROWS]:
+        raise PlanError("divide", f"plan for {node.name}: {core} by {block} by {register}")
+    if register[QUARTER] > 1 or prod(register) // plan.lanes > MAX_UNROLLED:
         raise PlanError("unroll", f"plan for {node.name}: the register tile {register}")
     return found
 
 
-def with_form(plan: TilePlan, found: Strassen, form: StrassenForm) -> TilePlan:
-    """The plan in another form, all else as it is."""
-    attach = (Attach(found.quarters, form.level), Attach(found.last, "core"))
-    return msgspec.structs.replace(plan, order=form.order, attach=attach)
+def attached(found: Strassen, level: str) -> tuple[Attach, ...]:
+    """The places of stages beside the product, with the sums of quarters at a level: `root`, once
+    for all tasks, half of which another core then has, or `core`, in each task."""
+    return Attach(found.quarters, level), Attach(found.last, "core")
 
 
-def strassen_form(plan: TilePlan, found: Strassen) -> StrassenForm | None:
-    """The form of such a plan; None if it has none."""
-    return next((form for form in FORMS if with_form(plan, found, form) == plan), None)
+def fitted(plan: TilePlan) -> TilePlan:
+    """The plan with a block that is part of its core tile, as near to its own as that allows."""
+    core, register = plan.at("core").extents, plan.at("register").extents
+    block = gcd(core[COLUMNS], plan.at("l2").extents[COLUMNS])
+    block = block if block % register[COLUMNS] == 0 else register[COLUMNS]
+    return with_extent(with_extent(plan, "l2", ROWS, core[ROWS]), "l2", COLUMNS, block)

@@ -3,19 +3,16 @@
     quarters; product; last
         →
     parallel rows: quarters, all sums of a vector at once
-    parallel blocks of columns, of rows:
-        seven products by register tiles; last, all four quarters of a vector at once
+    parallel parts of the columns, of the rows:
+        blocks of columns:
+            seven products by register tiles; last, all four quarters of a vector at once
         →  with the quarters attached at `core`
-    parallel blocks of columns, of rows:
-        quarters; seven products by register tiles; last
-        →  with rows first in the order
-    parallel blocks of rows:
+    parallel parts of the columns, of the rows:
         quarters
         blocks of columns: seven products by register tiles; last
 
 A block's products stay in cache. Quarters of their own phase are made once for all columns, and
-half of them by other cores; inside they are a task's own. With rows first each task reads all
-weights.
+half of them by other cores; inside they are a task's own.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import COLUMNS, ROWS, ROWS_FIRST, SHARED, check_strassen, strassen_form
+from tvm_ext.tile.strassen import COLUMNS, ROWS, attached, check_strassen
 from tvm_ext.tir.prepare import Prepared
 from tvm_ext.tir.shift import PARTITION
 from tvm_ext.tir.write_chain import spread_planes
@@ -36,43 +33,36 @@ def write_strassen(prepared: Prepared, plan: TilePlan) -> None:
     schedule = prepared.schedule
     found = check_strassen(prepared.graph, plan)
     first, product = prepared.blocks[found.quarters], prepared.blocks[found.product]
-    form = strassen_form(plan, found)
-    task, block = _write_last(
-        schedule, prepared.blocks[found.last], plan, by_columns=form != ROWS_FIRST
-    )
+    shared = plan.attach == attached(found, "root")
+    task, block = _write_last(schedule, prepared.blocks[found.last], plan)
     schedule.compute_at(product, block, preserve_unit_loops=True)
-    if form != SHARED:
+    if not shared:
         schedule.compute_at(first, task, preserve_unit_loops=True)
     sweep = _write_product(schedule, product, plan)
     row = _write_quarters(schedule, first, plan)
     if plan.parallel:
         schedule.parallel(task)
-        if form == SHARED:
+        if shared:
             schedule.parallel(row)
     schedule.decompose_reduction(product, sweep)
 
 
-def _write_last(
-    schedule: Schedule, block: SBlockRV, plan: TilePlan, *, by_columns: bool
-) -> tuple[Any, Any]:
-    """The last stage by blocks of columns and of pairs of rows, a vector of each quarter at a time.
-    Returns the loop over tasks and the one over their blocks of columns."""
-    core = plan.at("core").extents
+def _write_last(schedule: Schedule, block: SBlockRV, plan: TilePlan) -> tuple[Any, Any]:
+    """The last stage by tasks, blocks of columns and pairs of rows, a vector of each quarter at a
+    time. Returns the loop over tasks and the one over their blocks."""
+    core, held = plan.at("core").extents, plan.at("l2").extents[COLUMNS]
     row, half, column = schedule.get_loops(block)
     uneven = int(schedule.get(row).extent) % (2 * core[ROWS])
-    panel, chunk, lane = schedule.split(column, [None, core[COLUMNS] // plan.lanes, plan.lanes])
+    sizes = [None, core[COLUMNS] // held, held // plan.lanes, plan.lanes]
+    side, inside, chunk, lane = schedule.split(column, sizes)
     part, pair, neighbour = schedule.split(row, [None, core[ROWS], 2])
-    order = (panel, part) if by_columns else (part, panel)
-    schedule.reorder(*order, pair, chunk, neighbour, half, lane)
+    schedule.reorder(side, part, inside, pair, chunk, neighbour, half, lane)
     if uneven:
         schedule.annotate(pair, PARTITION, 1)
     schedule.unroll(neighbour)
     schedule.unroll(half)
     schedule.vectorize(lane)
-    if not by_columns:
-        return part, panel
-    task = schedule.fuse(panel, part)
-    return task, task
+    return schedule.fuse(side, part), inside
 
 
 def _write_product(schedule: Schedule, block: SBlockRV, plan: TilePlan) -> Any:

@@ -50,6 +50,7 @@ from tvm_ext.graph.merger import Explain
 from tvm_ext.graph.multiply_bytes import MultiplyBytes
 from tvm_ext.graph.multiply_fewest import MultiplyFewest
 from tvm_ext.graph.multiply_halves import MultiplyHalves, Precision
+from tvm_ext.graph.multiply_quarters import MultiplyQuarters
 from tvm_ext.graph.normalise import Normalise
 from tvm_ext.graph.plan_memory import PlanMemory, input_symbols
 from tvm_ext.graph.pool_axes import PoolAxes
@@ -109,6 +110,7 @@ __all__ = [
     "MultiplyBytes",
     "MultiplyFewest",
     "MultiplyHalves",
+    "MultiplyQuarters",
     "Normalise",
     "Plan",
     "PlanMemory",
@@ -206,6 +208,7 @@ def graph_passes(
         *pooled,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
+        MultiplyQuarters(hardware, predict_us, extents),
         Legalise(hardware, predict_us=predict_us, extents=extents),
         Share(known=known),
         FoldIndices(),

@@ -16,7 +16,7 @@ from this_host import skip_unless_it_runs
 import tvm_ext
 from tvm_ext.compute.strassen import pack_quarters, packed_shape, strassen
 from tvm_ext.errors import PlanError
-from tvm_ext.graph import legalise_strassen
+from tvm_ext.graph import multiply_quarters
 from tvm_ext.hardware import get, resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick, predict
@@ -204,8 +204,8 @@ def layer(rows: tuple[int, ...], inner: int, columns: int, *, norm: bool) -> Any
 def test_a_model_takes_it_with_what_comes_behind(
     rows: tuple[int, ...], norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(legalise_strassen, "WORTH", 100.0)  # on any machine
-    legalise_strassen.pays.cache_clear()
+    monkeypatch.setattr(multiply_quarters, "WORTH", 100.0)  # on any machine
+    multiply_quarters.pays.cache_clear()
     module, weight, bias = layer(rows, 768, 512, norm=norm)
     compiled = tvm_ext.compile(module, "cpu")
     plans = [group.plan for group in compiled.manifest.groups if group.plan is not None]
@@ -217,6 +217,6 @@ def test_a_model_takes_it_with_what_comes_behind(
     if norm:
         centred = expected - expected.mean(-1, keepdims=True)
         expected = centred / np.sqrt(centred.var(-1, keepdims=True) + 1e-5)
-    legalise_strassen.pays.cache_clear()
+    multiply_quarters.pays.cache_clear()
     error = np.abs(compiled({"x": x, "r": r})[0] - expected).max()
     assert error < 2 * BOUND * np.abs(expected).max()

@@ -31,8 +31,9 @@ In the order the pipeline runs them:
                  look_up_bytes: functions of a byte are tables
   pool_axes      max pools along one axis after another
   pool_squares   means of squares over windows, without writing the squares
+  multiply_quarters  products of many rows by seven of their quarters
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm and others
-                 beside it, legalise_strassen: products by quarters
+                 beside it
   fold           constants worked out in numpy: layouts, shape arithmetic
   share          constants of equal content, and equal calls, once
   fuse           tensor programs to groups

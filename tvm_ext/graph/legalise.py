@@ -3,7 +3,6 @@
     conv2d(x, W, NHWC)        →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
     conv2d_transpose(x, W)    →  call_tir(conv_transpose, x, W packed by phase)
     matmul(x, W)              →  call_tir(dense, x, W packed [N/B, K, B])
-                              or call_tir(strassen, x, sums of quarters of W)
     nn.attention(q, k, v)     →  call_tir(attention, q, k, v)
     softmax, *_norm, exp, …   →  our own stages and vector maths
 
@@ -39,7 +38,6 @@ from tvm_ext.graph.legalise_norm import (
 )
 from tvm_ext.graph.legalise_places import PLACES
 from tvm_ext.graph.legalise_quantised import BYTES, QUANTISED
-from tvm_ext.graph.legalise_strassen import legalise_strassen, strips_hold
 from tvm_ext.graph.open_extent import follows
 from tvm_ext.graph.programs import FUSES_EPILOGUE, Programs
 from tvm_ext.hardware.model import HardwareModel
@@ -73,7 +71,6 @@ class Legalise:
                 without it convolution is direct
     winograd    output tiles of Winograd's algorithm that may be chosen (see `compute.winograd` for
                 their rounding errors); empty to keep convolution direct
-    strassen    whether products may be computed by seven of their quarters (see `compute.strassen`)
     extents     stand for some that are not known, if given: nothing that follows one is padded to
                 whole vectors or summed up by them
     """
@@ -82,7 +79,6 @@ class Legalise:
     fast_math: bool = True
     predict_us: Callable[[PrimFunc], float] | None = None
     winograd: tuple[int, ...] = OUTPUT_TILES
-    strassen: bool = True
     extents: tuple[int, ...] = ()
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
@@ -143,11 +139,6 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
         by_bytes = legalise_byte_weights(builder, call, rows, weight, options)
         if by_bytes is not None:
             return by_bytes
-        if not strips_hold(weight, options.hardware):
-            whole = (*rows, weight.shape[0])
-            by_quarters = legalise_strassen(builder, call.args[0], whole, weight, options)
-            if by_quarters is not None:
-                return by_quarters
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],

@@ -2,7 +2,6 @@
 
 conv2d(x, W, NHWC)  →  call_tir(conv, x, W packed [O/B, kh, kw, C, B])
                     or call_tir(winograd, x, G W G^T packed [a, b, O/B, C, B])
-                    or, of 1 x 1 taps, as a product by quarters (see `legalise_strassen`)
                     or call_tir(taps, call_tir(conv, x, W as [(k, O), 1, 1, C], packed))
                     or call_tir(total, call_tir(dots, x, W packed [kh, kw, C/lanes, O, lanes]))
 """
@@ -22,7 +21,6 @@ from tvm_ext.compute.conv import packed_shape as conv_shape
 from tvm_ext.compute.winograd import applies as winograd_applies
 from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
 from tvm_ext.graph.legalise_norm import ints, static_shape
-from tvm_ext.graph.legalise_strassen import legalise_strassen
 from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.hardware.roofline import peak_gflops
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
@@ -124,11 +122,6 @@ def lower_conv(
 ) -> Any:
     """The convolution of x by weight [O, k.., C/groups], by the algorithm that is predicted to be
     fastest; `shape` is that of x with its channels last, even if x is in `planes`."""
-    if not planes and geometry.takes_points:
-        points = weight.reshape(weight.shape[0], -1).T
-        by_quarters = legalise_strassen(builder, x, shape, points, options)
-        if by_quarters is not None:
-            return by_quarters
     m = DIRECT
     if not planes:
         m = choose_algorithm(

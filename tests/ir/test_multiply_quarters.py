@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_ext.compute.strassen import pack_quarters, packed_shape, strassen
-from tvm_ext.graph import legalise_strassen
-from tvm_ext.graph.legalise import Legalise
+from tvm_ext.graph.multiply_quarters import MultiplyQuarters, pays
 from tvm_ext.hardware import get
 from tvm_ext.picker import pick
 from tvm_ext.tile.cut import cut
@@ -48,8 +47,8 @@ def by_quarters(module: IRModule, **options: Any) -> bool:
         graph = prepare(func).graph
         return 0.9 if strassen_stages(graph) else 1.0
 
-    legalise = Legalise(HARDWARE, **({"predict_us": predict_us} | options))
-    names = [str(name.name_hint) for name in legalise(module).functions]
+    rewrite = MultiplyQuarters(**({"hardware": HARDWARE, "predict_us": predict_us} | options))
+    names = [str(name.name_hint) for name in rewrite(module).functions]
     return any(name.startswith("strassen") for name in names)
 
 
@@ -59,15 +58,14 @@ def test_products_and_points_are(rows: tuple[int, ...]) -> None:
 
 
 def test_it_is_left_out_where_it_should_be() -> None:
-    legalise_strassen.pays.cache_clear()
+    pays.cache_clear()
     assert not by_quarters(product((16,), 768, 1024))  # few rows
     assert not by_quarters(product((4096,), 32, 65536))  # few steps
     assert not by_quarters(product((128,), 769, 1024))  # no halves
     assert not by_quarters(product((128,), 768, 1040))  # halves of no whole vectors
     assert not by_quarters(product((128,), 128, 192))  # so narrow that strips hold it
     assert by_quarters(product((1, 16, 16), 128, 192))  # but not between convolutions
-    assert not by_quarters(product((128,), 768, 1024), strassen=False)
-    assert not by_quarters(product((128,), 768, 1024), predict_us=None)
+    assert not by_quarters(product((128,), 768, 1024), hardware=get("cuda/sm_90"))
     assert not by_quarters(product((307, 64), 768, 1024), extents=(307,))
     assert not by_quarters(product((1, 307, 64), 768, 1024), extents=(307,))
     hardly = lambda func: 0.98 if strassen_stages(prepare(func).graph) else 1.0  # noqa: E731

@@ -91,8 +91,11 @@ def _write_quarters(schedule: Schedule, block: SBlockRV, plan: TilePlan) -> Any:
     """The sums vector by vector. Returns the loop over rows."""
     spread_planes(schedule, block, 0)
     quarter, row, step = schedule.get_loops(block)[-len(plan.order) + 1 :]
+    tail = int(schedule.get(step).extent) % plan.lanes
     chunk, lane = schedule.split(step, [None, plan.lanes])
     schedule.reorder(row, chunk, quarter, lane)
+    if tail:
+        schedule.annotate(chunk, PARTITION, 1)
     schedule.unroll(quarter)
     schedule.vectorize(lane)
     return row

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute.blocking import choose_group_block
+from tvm_ext.compute.winograd import select
 from tvm_ext.tvm_api import te, tirx
 
 Tensor = Any
@@ -94,7 +95,7 @@ def strassen(x: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
         quarters = {
             (r, side): x[row, side * depth + k] for r, row in enumerate(pair) for side in range(2)
         }
-        return _select(q, [_signed(signs, quarters) for signs in _LEFT])
+        return select(q, [_signed(signs, quarters) for signs in _LEFT])
 
     pairs = -(-rows // 2)
     quarters = te.compute((PRODUCTS, pairs, depth), of_rows, name="quarters")
@@ -112,7 +113,7 @@ def strassen(x: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
         row = reduce(lambda total, place: total * shape[place] + outer[place], range(len(outer)), 0)
         products = {q: product[q, row // 2, column % half] for q in range(PRODUCTS)}
         results = [_signed(signs, products) for signs in _RESULT.values()]
-        return _select(row % 2 * 2 + column // half, results)
+        return select(row % 2 * 2 + column // half, results)
 
     return te.compute(shape, of_products, name="strassen")
 
@@ -124,11 +125,3 @@ def _signed(signs: dict[Any, int], values: dict[Any, Any]) -> Any:
         value = values[place]
         total = value if total is None else total + value if sign > 0 else total - value
     return total
-
-
-def _select(index: Any, values: Sequence[Any]) -> Any:
-    """values[index]; once the index is unrolled, one expression."""
-    chosen = values[-1]
-    for place in range(len(values) - 2, -1, -1):
-        chosen = tirx.Select(index == place, values[place], chosen)
-    return chosen

@@ -129,14 +129,14 @@ def winograd(x: Tensor, weight: Tensor, geometry: ConvGeometry, m: int) -> Tenso
     data = te.compute(whole, padded_input, name="pad")
     rows_in = te.compute(
         (*grid, alpha, alpha, inner),
-        lambda n, ty, tx, a, j, c: _select(
+        lambda n, ty, tx, a, j, c: select(
             a, _input_transform([data[n, ty * m + i, tx * m + j, c] for i in range(alpha)])
         ),
         name="rows_in",
     )
     cols_in = te.compute(
         (alpha, alpha, *grid, inner),
-        lambda a, b, n, ty, tx, c: _select(
+        lambda a, b, n, ty, tx, c: select(
             b, _input_transform([rows_in[n, ty, tx, a, j, c] for j in range(alpha)])
         ),
         name="cols_in",
@@ -163,14 +163,14 @@ def winograd(x: Tensor, weight: Tensor, geometry: ConvGeometry, m: int) -> Tenso
 
     rows_out = te.compute(
         (*grid, m, alpha, columns),
-        lambda n, ty, tx, i, b, o: _select(
+        lambda n, ty, tx, i, b, o: select(
             i, _output_transform([made(a, b, n, ty, tx, o) for a in range(alpha)])
         ),
         name="rows_out",
     )
     return te.compute(
         (batch, out_height, out_width, geometry.out_channels),
-        lambda n, h, w, o: _select(
+        lambda n, h, w, o: select(
             w % m,
             _output_transform([rows_out[n, h // m, w // m, h % m, b, o] for b in range(alpha)]),
         ),
@@ -182,7 +182,7 @@ def _const(value: float) -> Any:
     return tirx.const(value, "float32")
 
 
-def _select(index: Any, values: Sequence[Any]) -> Any:
+def select(index: Any, values: Sequence[Any]) -> Any:
     """values[index]; once the index is unrolled, one expression."""
     chosen = values[-1]
     for place in range(len(values) - 2, -1, -1):

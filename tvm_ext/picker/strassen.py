@@ -64,25 +64,28 @@ def strassen_plans(
         parts = [rows // part for part in divisors(rows, PARTS) if rows // part >= least]
         shares = {hw.cores * count for count in TASKS} | {1}
         sides = [columns // share for share in sorted(shares) if columns % (share * width) == 0]
-        for high, side in itertools.product(parts, sides):
-            for block in (width * count for count in divisors(side // width, BLOCKS)):
-                core, held = (Tile((products, high, wide, steps)) for wide in (side, block))
-                for level in ("root", "core"):
-                    yield TilePlan(
-                        rule="strassen",
-                        anchor=found.product,
-                        tiles=(
-                            LevelTile("core", core),
-                            LevelTile("l2", held),
-                            LevelTile("register", register),
-                        ),
-                        order=(QUARTER, COLUMNS, ROWS, STEPS),
-                        parallel=int(hw.cores > 1),
-                        lanes=lanes,
-                        unroll=register.extents[STEPS],
-                        attach=attached(found, level),
-                        prefetch=wants_prefetch(graph, node, held, register),
-                    )
+        tasks = [
+            (high, side, width * count)
+            for high, side in itertools.product(parts, sides)
+            for count in divisors(side // width, BLOCKS)
+        ]
+        for (high, side, block), level in itertools.product(tasks, ("root", "core")):
+            held = Tile((products, high, block, steps))
+            yield TilePlan(
+                rule="strassen",
+                anchor=found.product,
+                tiles=(
+                    LevelTile("core", held.with_extent(COLUMNS, side)),
+                    LevelTile("l2", held),
+                    LevelTile("register", register),
+                ),
+                order=(QUARTER, COLUMNS, ROWS, STEPS),
+                parallel=int(hw.cores > 1),
+                lanes=lanes,
+                unroll=register.extents[STEPS],
+                attach=attached(found, level),
+                prefetch=wants_prefetch(graph, node, held, register),
+            )
 
 
 def strassen_estimate(

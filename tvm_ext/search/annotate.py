@@ -185,7 +185,6 @@ class Annotator:
             order=(QUARTER, COLUMNS, ROWS, STEPS),
             parallel=1,
             lanes=lanes,
-            unroll=register.extents[STEPS],
             attach=sketch.attach,
             prefetch=self._random.random() < 0.5,
         )

@@ -52,8 +52,8 @@ def settled(graph: TileGraph, plan: TilePlan) -> TilePlan:
     """The plan with the fields that follow from its tiles brought in line with them."""
     node = graph.nodes[plan.anchor]
     if plan.rule == "strassen":
-        plan = fitted(plan)
-    if plan.rule in ("chain", "strassen", "attention"):
+        return fitted(plan)
+    if plan.rule in ("chain", "attention"):
         return msgspec.structs.replace(plan, unroll=plan.at("register").extents[-1])
     if plan.rule == "block":
         return settled_block(node, plan)

@@ -11,6 +11,8 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
+import msgspec
+
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import MAX_UNROLLED, Attach, TilePlan, with_extent
@@ -87,8 +89,10 @@ def attached(found: Strassen, level: str) -> tuple[Attach, ...]:
 
 
 def fitted(plan: TilePlan) -> TilePlan:
-    """The plan with a block that is part of its core tile, as near to its own as that allows."""
+    """The plan with a block that is part of its core tile, as near to its own as that allows, and
+    what its register tile unrolls."""
     core, register = plan.at("core").extents, plan.at("register").extents
     block = gcd(core[COLUMNS], plan.at("l2").extents[COLUMNS])
     block = block if block % register[COLUMNS] == 0 else register[COLUMNS]
-    return with_extent(with_extent(plan, "l2", ROWS, core[ROWS]), "l2", COLUMNS, block)
+    plan = with_extent(with_extent(plan, "l2", ROWS, core[ROWS]), "l2", COLUMNS, block)
+    return msgspec.structs.replace(plan, unroll=register[STEPS])

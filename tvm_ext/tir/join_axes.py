@@ -15,7 +15,7 @@ from typing import Any
 from tvm_ext.tile.classify import has_reuse
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
-from tvm_ext.tile.strassen import products_of_quarters
+from tvm_ext.tile.strassen import COLUMNS, products_of_quarters
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 
 
@@ -56,21 +56,23 @@ def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
 
 
 def join_rows(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> bool:
-    """Joins the axes before the columns of what takes sums of products of quarters: these count
-    rows by one axis. Whether the schedule is another.
+    """Counts the rows of what takes sums of products of quarters by one axis, and its columns by
+    half and column of it. Whether the schedule is another.
 
-        y[n, h, w, o] = sums of product[q, ((n * H + h) * W + w) // 2, o]
+        y[n, h, w, c] = sums of product[q, ((n * H + h) * W + w) // 2, c % C]
             →
-        y[r // (H * W), r // W % H, r % W, o] = sums of product[q, r // 2, o]
+        y[r // (H * W), r // W % H, r % W, half * C + o] = sums of product[q, r // 2, o]
     """
-    joined = False
-    for found in products_of_quarters(graph):
-        extents = list(graph.nodes[found.last].extents)
-        if len(extents) > 2:
-            rows = _index_map(extents, [*(True for _ in extents[2:]), False], 0)
-            schedule.transform_block_layout(blocks[found.last], rows)
-            joined = True
-    return joined
+    every = products_of_quarters(graph)
+    for found in every:
+        extents = [axis.extent for axis in graph.nodes[found.last].axes]
+        rows = _index_map(extents, [*(True for _ in extents[2:]), False], 0)
+        *row, column = rows.final_indices
+        half = graph.nodes[found.product].extents[COLUMNS]
+        counted = [*row, column // half, column % half]
+        joined = tirx.IndexMap(rows.initial_indices, counted, None)
+        schedule.transform_block_layout(blocks[found.last], joined)
+    return bool(every)
 
 
 def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 from tvm_ext.tile.graph import AffineDim, TileGraph, TileNode
-from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tir.read import divisions, loads, sources
 from tvm_ext.tvm_api import (
     Analyzer,
@@ -50,29 +49,20 @@ def _phased_axes(node: TileNode) -> dict[int, int]:
 
 def _joined_axes(graph: TileGraph, node: TileNode) -> dict[int, int]:
     """Axes of an epilogue whose quotient and remainder by one number index two axes of what a
-    reduction makes (`conv[c // 34, c % 34]`, groups side by side), or the remainder one and the
-    quotient says which of several products it takes (Strassen), with that number."""
+    reduction makes (`conv[c // 34, c % 34]`, groups side by side), with that number."""
     found = {}
-    quarters = any(graph.nodes[one.last] is node for one in products_of_quarters(graph))
     for read in node.reads:
         maker = graph.producer(read.tensor)
         if maker is None or graph.nodes[maker].kind != "reduce":
             continue
         for outer, inner in pairwise(read.dims):
-            if outer is None or inner is None:
+            if outer is None or inner is None or outer.coeffs != inner.coeffs:
                 continue
-            axis = _remainder_of(inner)
-            joined = outer.coeffs == inner.coeffs and outer.div == inner.mod and not outer.mod
-            if axis is not None and (joined or quarters):
-                found[axis] = inner.mod
+            steps = [axis for axis, step in enumerate(inner.coeffs) if step]
+            alone = len(steps) == 1 and inner.coeffs[steps[0]] == 1 and not inner.offset
+            if alone and inner.div == 1 and outer.div == inner.mod > 1 and not outer.mod:
+                found[steps[0]] = inner.mod
     return {axis: size for axis, size in found.items() if node.axes[axis].extent % size == 0}
-
-
-def _remainder_of(dim: AffineDim) -> int | None:
-    """The axis whose remainder an index is; None if it is none."""
-    steps = [axis for axis, step in enumerate(dim.coeffs) if step]
-    alone = len(steps) == 1 and dim.coeffs[steps[0]] == 1 and not dim.offset
-    return steps[0] if alone and dim.div == 1 and dim.mod > 1 else None
 
 
 def _blocked_axes(

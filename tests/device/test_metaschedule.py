@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from test_strassen import program
 from test_transpose import plan_of, scores
 from test_tune_tir import matmul
 
@@ -179,6 +180,35 @@ def test_joined_axes_are_exported(biased: bool, tmp_path: Path) -> None:
     assert plan.at("core").extents[0] > 3, "pixels of several images are one axis"
     conv.add(plan, 5.0)
     assert conv.export(tmp_path / "database").verified
+
+
+def grouped_apart(groups: int, inputs: int, outputs: int) -> PrimFunc:
+    """A convolution whose groups are an axis of their own, with a bias by channel behind it."""
+    own, each = inputs // groups, outputs // groups
+    x, w = te.placeholder((1, 9, 9, groups, own)), te.placeholder((groups, 3, 3, own, each))
+    b = te.placeholder((outputs,))
+    c, k, m = (te.reduce_axis((0, extent)) for extent in (own, 3, 3))
+    y = te.compute(
+        (1, 7, 7, groups, each),
+        lambda n, i, j, g, o: te.sum(x[n, i + k, j + m, g, c] * w[g, k, m, c, o], axis=[c, k, m]),
+    )
+    z = te.compute((1, 7, 7, outputs), lambda n, i, j, o: y[n, i, j, o // each, o % each] + b[o])
+    return te.create_prim_func([x, w, b, z])
+
+
+def test_channels_in_groups_are_exported(tmp_path: Path) -> None:
+    conv = logged(grouped_apart(4, 24, 136), tmp_path)
+    conv.add(conv.best_plan(), 5.0)
+    assert conv.export(tmp_path / "database").verified
+
+
+@pytest.mark.parametrize("name", ["odd", "images of odd rows"])
+def test_products_of_quarters_are_exported(name: str, tmp_path: Path) -> None:
+    quarters = logged(program(name), tmp_path)
+    plan = quarters.best_plan()
+    assert plan.rule == "strassen"
+    quarters.add(plan, 5.0)
+    assert quarters.export(tmp_path / "database").verified
 
 
 def test_what_no_primitive_says_is_left_out_and_named(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@
     [C21 C22] = [A21 A22] [B21 B22]        B: the reduction and the columns in halves
 
 takes seven multiplications of quarters for eight, and sums of quarters: those of B at compile time,
-those of A once for all columns, those of the seven products while they are in cache. In three
-stages over the seven products q and pairs of rows m:
+those of A once for all columns, those of the seven products while they are in cache. In stages over
+the seven products q and pairs of rows m:
 
     quarters  [q, m, k]    a sum of quarters of x
     product   [q, m, o]    sum over k with weights [q, o/B, k, o%B]
-    strassen  [.., N]      sums of products
+    results   [M, 2, o]    sums of products, by half and column of it
+    strassen  [.., N]      the same, in the caller's shape
 
 Rounding: errors are those of the quarters that are summed, so a row's depend on its neighbour's
 size, and a NaN or an infinity in one is one in both; of images with an odd number of rows the
@@ -108,14 +109,19 @@ def strassen(x: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
         name="product",
     )
 
-    def of_products(*at: Any) -> Any:
+    def of_products(row: Any, side: Any, o: Any) -> Any:
+        products = {q: product[q, row // 2, o] for q in range(PRODUCTS)}
+        results = [_signed(signs, products) for signs in _RESULT.values()]
+        return select(row % 2 * 2 + side, results)
+
+    results = te.compute((rows, 2, half), of_products, name="results")
+
+    def of_results(*at: Any) -> Any:
         *outer, column = at
         row = reduce(lambda total, place: total * shape[place] + outer[place], range(len(outer)), 0)
-        products = {q: product[q, row // 2, column % half] for q in range(PRODUCTS)}
-        results = [_signed(signs, products) for signs in _RESULT.values()]
-        return select(row % 2 * 2 + column // half, results)
+        return results[row, column // half, column % half]
 
-    return te.compute(shape, of_products, name="strassen")
+    return te.compute(shape, of_results, name="strassen")
 
 
 def _signed(signs: dict[Any, int], values: dict[Any, Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from tvm_ext.tile.classify import has_reuse
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.graph import Access, AffineDim, TileGraph, TileNode
-from tvm_ext.tile.strassen import COLUMNS, products_of_quarters
+from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 
 
@@ -56,23 +56,17 @@ def join_axes(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
 
 
 def join_rows(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> bool:
-    """Counts the rows of what takes sums of products of quarters by one axis, and its columns by
-    half and column of it. Whether the schedule is another.
+    """What is made of sums of products of quarters is made where they are, by rows and halves.
+    Whether the schedule is another.
 
-        y[n, h, w, c] = sums of product[q, ((n * H + h) * W + w) // 2, c % C]
+        sums[r, half, o] = ...; y[n, h, w, c] = sums[(n * H + h) * W + w, c // C, c % C] + b[c]
             →
-        y[r // (H * W), r // W % H, r % W, half * C + o] = sums of product[q, r // 2, o]
+        y[r // (H * W), r // W % H, r % W, half * C + o] = ... + b[half * C + o]
     """
-    every = products_of_quarters(graph)
-    for found in every:
-        extents = [axis.extent for axis in graph.nodes[found.last].axes]
-        rows = _index_map(extents, [*(True for _ in extents[2:]), False], 0)
-        *row, column = rows.final_indices
-        half = graph.nodes[found.product].extents[COLUMNS]
-        counted = [*row, column // half, column % half]
-        joined = tirx.IndexMap(rows.initial_indices, counted, None)
-        schedule.transform_block_layout(blocks[found.last], joined)
-    return bool(every)
+    readers = [graph.consumers(found.last) for found in products_of_quarters(graph)]
+    for (reader,) in (several for several in readers if len(several) == 1):
+        schedule.reverse_compute_inline(blocks[reader])
+    return bool(readers)
 
 
 def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:

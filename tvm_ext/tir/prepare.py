@@ -21,6 +21,7 @@ from tvm_ext.tile.classify import has_reuse, overlaps, pads_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tile.remember import remembered
+from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tir.join_axes import join_axes, join_rows
 from tvm_ext.tir.read import flops, loads, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
@@ -110,10 +111,12 @@ def _inlinable(graph: TileGraph, index: int) -> bool:
     Nor what a product ends with before a window's padding: it leaves the product's registers, and
     the padding is read in place.
     Into a reduction only if that is the sole consumer and reads each element once, or nothing is
-    recomputed, and if it is no combination of sums (of products of quarters).
+    recomputed. Sums of products of quarters stay: what is behind them comes to them (`join_rows`).
     """
     node = graph.nodes[index]
     if node.kind != "map" or graph.tensors[node.write.tensor].role == "output":
+        return False
+    if any(found.last == index for found in products_of_quarters(graph)):
         return False
     consumers = [graph.nodes[i] for i in graph.consumers(index)]
     if not consumers or any(consumer.kind == "opaque" for consumer in consumers):
@@ -194,12 +197,14 @@ def prepare(func: PrimFunc, signature: str = "") -> Prepared | None:
     return Prepared(schedule, structs.replace(known.graph, signature=signature), known.blocks)
 
 
-def _simplified(schedule: Schedule) -> tuple[Schedule, TileGraph | None, list[SBlockRV]]:
-    """The schedule with the quotients of split and joined axes worked out, its graph and blocks."""
+def _simplified(schedule: Schedule) -> tuple[Schedule, TileGraph | None]:
+    """The schedule with the quotients of split axes worked out, which no primitive does, and its
+    graph. Its trace is that of the whole schedule."""
     func = with_own_names(with_simple_quotients(schedule.mod["main"]))
-    schedule = schedule_of(func)
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    return schedule, read_schedule(schedule, func), blocks
+    simple = schedule_of(func)
+    for step in schedule.trace.insts:
+        simple.trace.append(step, schedule.trace.decisions.get(step))
+    return simple, read_schedule(simple, func)
 
 
 @lru_cache(maxsize=256)
@@ -229,14 +234,15 @@ def _prepared(func: PrimFunc) -> Prepared | None:
         graph = read_schedule(schedule, func)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     if graph is not None and join_rows(schedule, graph, blocks):
-        schedule, graph, blocks = _simplified(schedule)
+        graph = read_schedule(schedule, func)
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     if graph is not None and split_written(schedule, graph, blocks):
         graph = read_schedule(schedule, func)
     if graph is not None and join_axes(schedule, graph, blocks):
         joined = read_schedule(schedule, func)
         graph = merge_indices(joined) if joined else None
     elif graph is not None and split_blocked(schedule, graph, blocks, "map"):
-        schedule, graph, blocks = _simplified(schedule)
+        schedule, graph = _simplified(schedule)
     if graph is None:
         return None
     return Prepared(schedule, graph, tuple(schedule.get_child_blocks(schedule.get_sblock("root"))))

@@ -10,6 +10,7 @@ Indices are affine then, and a tile is free to take outputs of one phase alone.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from tvm_ext.tile.graph import AffineDim, TileGraph, TileNode
@@ -65,6 +66,18 @@ def _joined_axes(graph: TileGraph, node: TileNode) -> dict[int, int]:
     return {axis: size for axis, size in found.items() if node.axes[axis].extent % size == 0}
 
 
+def _joined_whole(graph: TileGraph, index: int) -> int | None:
+    """The reduction whose axes an epilogue joins, if it reads all of it and nothing else does: the
+    epilogue may then follow those axes."""
+    makers = list(graph.sources(index))
+    if len(makers) > 1:
+        return None
+    (maker,) = makers
+    made = graph.tensors[graph.nodes[maker].write.tensor].shape
+    whole = prod(made) == prod(graph.nodes[index].extents)
+    return maker if whole and graph.consumers(maker) == (index,) else None
+
+
 def _blocked_axes(
     schedule: Schedule, graph: TileGraph, node: TileNode, block: SBlockRV
 ) -> dict[int, int]:
@@ -101,13 +114,19 @@ def _blocked_axes(
 def split_blocked(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV], kind: str) -> bool:
     """Makes of every blocked axis two, of blocks and inside one, so that indices become affine."""
     changed = False
-    for node, block in zip(graph.nodes, blocks, strict=True):
+    for index, (node, block) in enumerate(zip(graph.nodes, blocks, strict=True)):
         sizes = _blocked_axes(schedule, graph, node, block) if node.kind == kind else {}
         if not sizes:
             continue
         every = [sizes.get(place, 0) for place in range(len(node.axes))]
+        joins = node.kind == "map" and sizes == _joined_axes(graph, node)
+        maker = _joined_whole(graph, index) if joins else None
         try:
-            schedule.transform_block_layout(block, _quotients(every))
+            if maker is None:
+                schedule.transform_block_layout(block, _quotients(every))
+            else:
+                schedule.reindex(blocks[maker], ("write", 0))
+                schedule.reverse_compute_inline(block)
             changed = True
         except ScheduleError:
             continue

@@ -43,13 +43,15 @@ LINE = 16  # floats
 SIDE, INNER, OUTER = 32, 32, 64  # a picture of 8 x 8 tiles
 
 
+GEOMETRY = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, INNER, OUTER)
+
+
 def program(side: int = SIDE) -> PrimFunc:
     """F(4x4) of `side` x `side` x 32 to 64 channels, and a residual that is added."""
-    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1, INNER, OUTER)
     x = te.placeholder((1, side, side, INNER), "float32", "x")
-    w = te.placeholder(packed_shape(geometry, LANES, 4), "float32", "w")
+    w = te.placeholder(packed_shape(GEOMETRY, LANES, 4), "float32", "w")
     residual = te.placeholder((1, side, side, OUTER), "float32", "residual")
-    y = winograd(x, w, geometry, 4)
+    y = winograd(x, w, GEOMETRY, 4)
     z = te.compute(y.shape, lambda *at: y[at] + residual[at], name="sum")
     return te.create_prim_func([x, w, residual, z])
 
@@ -173,7 +175,7 @@ def test_results_stay() -> None:
         x = rng.standard_normal((1, side, side, INNER), dtype=np.float32)
         weight = rng.standard_normal((OUTER, 3, 3, INNER), dtype=np.float32)
         residual = rng.standard_normal((1, side, side, OUTER), dtype=np.float32)
-        arrays = [x, transform_weight(weight, LANES, 4), residual]
+        arrays = [x, transform_weight(weight, GEOMETRY, LANES, 4), residual]
         check_results_stay(func, plan_of(func, rows, columns, 32), arrays)
 
 

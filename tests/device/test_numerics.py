@@ -88,7 +88,7 @@ def test_convolution_algorithms_on_hard_data(m: int, data: str) -> None:
     rng = np.random.default_rng(5)
     x = DATA[data](rng.standard_normal((1, 14, 13, 32), dtype=np.float32)).astype(np.float32)
     w = (rng.standard_normal((32, 3, 3, 32)) * (2 / (9 * 32)) ** 0.5).astype(np.float32)
-    packed = transform_weight(w, 16, m) if m else pack_weight(w, geometry, 16)
+    packed = transform_weight(w, geometry, 16, m) if m else pack_weight(w, geometry, 16)
     given = te.placeholder(x.shape, "float32", "x")
     filters = te.placeholder(packed.shape, "float32", "w")
     y = winograd(given, filters, geometry, m) if m else conv(given, filters, geometry, 16)

@@ -58,19 +58,59 @@ SHAPES = {
     "groups of a prime": (1, 17, 19, 2 * 12, 2 * 112, (1, 1), (1, 1)),
     "many groups": (1, 7, 9, 11 * 4, 11 * 16, (0, 2), (1, 0)),
 }
-GROUPS = {"groups": 3, "groups of a prime": 2, "many groups": 11}
+WINDOWS = {
+    # name: (shape as above, window)
+    "five by five": ((1, 14, 13, 16, 32, (2, 2), (2, 2)), (5, 5)),
+    "four by four": ((2, 11, 10, 12, 48, (1, 2), (2, 1)), (4, 4)),
+    "five by five in groups": ((1, 9, 12, 2 * 16, 2 * 32, (2, 2), (2, 2)), (5, 5)),
+    "a row": ((1, 14, 13, 16, 32, (0, 1), (0, 1)), (1, 3)),
+    "a row of five": ((2, 5, 19, 20, 16, (0, 2), (0, 2)), (1, 5)),
+    "a column": ((1, 17, 9, 16, 48, (1, 0), (1, 0)), (3, 1)),
+    "a column of images": ((3, 13, 7, 16, 16, (2, 0), (1, 0)), (4, 1)),
+    "a column in groups": ((1, 12, 14, 3 * 16, 3 * 32, (1, 0), (1, 0)), (3, 1)),
+    "a sequence": ((1, 1, 101, 32, 64, (0, 1), (0, 1)), (3,)),
+    "sequences of five": ((3, 1, 40, 16, 48, (0, 0), (0, 4)), (5,)),
+    "a sequence in groups": ((1, 1, 33, 2 * 16, 2 * 16, (0, 1), (0, 1)), (3,)),
+}
+"""Of other extents, with six points."""
+SHAPES |= {name: shape for name, (shape, _) in WINDOWS.items()}
+GROUPS = {
+    "groups": 3,
+    "groups of a prime": 2,
+    "many groups": 11,
+    "five by five in groups": 2,
+    "a column in groups": 3,
+    "a sequence in groups": 2,
+}
+TILES = {name: (7 - max(taps),) for name, (_, taps) in WINDOWS.items()}
+CASES = [(name, m) for name in SHAPES for m in TILES.get(name, (2, 4))]
+
+
+def window_of(name: str) -> tuple[int, ...]:
+    return WINDOWS[name][1] if name in WINDOWS else (3, 3)
 
 
 def geometry_of(name: str) -> ConvGeometry:
     *_, inner, outer, before, after = SHAPES[name]
-    ones = (1, 1)
-    return ConvGeometry((3, 3), ones, before, after, ones, GROUPS.get(name, 1), inner, outer)
+    window = window_of(name)
+    rank, groups = len(window), GROUPS.get(name, 1)
+    ones = (1,) * rank
+    return ConvGeometry(window, ones, before[-rank:], after[-rank:], ones, groups, inner, outer)
+
+
+def packed_of(name: str, m: int) -> np.ndarray:
+    return transform_weight(arrays(name)[1], geometry_of(name), LANES, m)
+
+
+def bound_of(name: str, m: int) -> float:
+    """By the number of points."""
+    return BOUNDS[2 if m + max(window_of(name)) == 5 else 4]
 
 
 def program(name: str, m: int) -> PrimFunc:
     """Winograd with a bias and a ReLU behind it."""
     geometry = geometry_of(name)
-    x = te.placeholder(SHAPES[name][:4], "float32", "x")
+    x = te.placeholder(arrays(name)[0].shape, "float32", "x")
     w = te.placeholder(packed_shape(geometry, LANES, m), "float32", "w")
     b = te.placeholder((geometry.out_channels,), "float32", "b")
     y = winograd(x, w, geometry, m)
@@ -94,19 +134,25 @@ def arrays(name: str) -> tuple[np.ndarray, ...]:
     rng, groups = np.random.default_rng(0), GROUPS.get(name, 1)
     x = rng.standard_normal((batch, height, width, inner)).astype(np.float32)
     deep = inner // groups
-    w = (rng.standard_normal((outer, 3, 3, deep)) * (2 / (9 * deep)) ** 0.5).astype(np.float32)
+    window = window_of(name)
+    down, along = (1, *window)[-2:]
+    scale = (2 / (down * along * deep)) ** 0.5
+    w = (rng.standard_normal((outer, down, along, deep)) * scale).astype(np.float32)
     b = rng.standard_normal(outer).astype(np.float32)
     padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0))).astype(np.float64)
-    rows, columns = padded.shape[1] - 2, padded.shape[2] - 2
+    rows, columns = padded.shape[1] - down + 1, padded.shape[2] - along + 1
     parts = [
         sum(
             image[:, i : i + rows, j : j + columns] @ own[:, i, j].T.astype(np.float64)
-            for i in range(3)
-            for j in range(3)
+            for i in range(down)
+            for j in range(along)
         )
         for image, own in zip(np.split(padded, groups, 3), np.split(w, groups), strict=True)
     ]
-    return x, w, b, np.maximum(np.concatenate(parts, 3) + b, 0)
+    y = np.maximum(np.concatenate(parts, 3) + b, 0)
+    if len(window) == 1:  # sequences
+        return x[:, 0], w[:, 0], b, y[:, 0]
+    return x, w, b, y
 
 
 def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
@@ -131,11 +177,10 @@ def read_prepared(func: PrimFunc) -> TileGraph:
     return prepared.graph
 
 
-@pytest.mark.parametrize("m", [2, 4])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "m"), CASES)
 def test_equals_direct_convolution(name: str, m: int) -> None:
-    x, w, b, expected = arrays(name)
-    packed = transform_weight(w, LANES, m, GROUPS.get(name, 1))
+    x, _, b, expected = arrays(name)
+    packed = packed_of(name, m)
     plans = some_plans(name, m, "cpu/host")
     for plan in plans:
         built = build(write(program(name, m), plan), Target(resolve("cpu/host").target))
@@ -143,7 +188,7 @@ def test_equals_direct_convolution(name: str, m: int) -> None:
         out = tvm.runtime.tensor(np.full(expected.shape, np.nan, np.float32))
         built.main(*(tvm.runtime.tensor(a) for a in (x, packed, b)), out)
         error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
-        assert error < BOUNDS[m], plan
+        assert error < bound_of(name, m), plan
 
 
 @pytest.mark.parametrize(
@@ -151,8 +196,8 @@ def test_equals_direct_convolution(name: str, m: int) -> None:
 )
 def test_narrower_vectors(machine: str, m: int) -> None:
     skip_unless_it_runs(machine)
-    x, w, b, expected = arrays("cut tiles")
-    packed = transform_weight(w, LANES, m)
+    x, _, b, expected = arrays("cut tiles")
+    packed = packed_of("cut tiles", m)
     for plan in some_plans("cut tiles", m, machine):
         built = build(write(program("cut tiles", m), plan), Target(get(machine).target))
         assert isinstance(built, Built), built
@@ -165,7 +210,7 @@ def test_narrower_vectors(machine: str, m: int) -> None:
 def test_a_transform_reads_nothing_outside_for_the_rows_of_others() -> None:
     """Its rows are chosen by their place: to TVM that holds everywhere, and
     an image's number was then read off the task's, four images too far."""
-    x, w, b, expected = arrays("batch without padding")
+    x, _, b, expected = arrays("batch without padding")
     cores, register = Tile((1, 6, 2, 2, 2, 16)), Tile((1, 1, 1, 1, 1, 16))
     plan = TilePlan(
         rule="tile",
@@ -181,7 +226,7 @@ def test_a_transform_reads_nothing_outside_for_the_rows_of_others() -> None:
     assert isinstance(built, Built), built
     out = tvm.runtime.empty(expected.shape, "float32")
     inside = tvm_ffi.from_dlpack(between_pages(x, at_end=True))
-    built.main(inside, *map(tvm.runtime.tensor, (transform_weight(w, LANES, 4), b)), out)
+    built.main(inside, *map(tvm.runtime.tensor, (packed_of("batch without padding", 4), b)), out)
     error = np.abs(out.numpy() - expected).max() / np.abs(expected).max()
     assert error < BOUNDS[4]
 
@@ -221,7 +266,7 @@ def test_the_chain_is_read_from_its_structure() -> None:
     graph = read_prepared(program("cut tiles", 4))
     chain = transform_chain(graph)
     assert chain is not None
-    assert chain.m == 4
+    assert chain.tile == (4, 4)
     assert graph.nodes[chain.product].kind == "reduce"
     plain = te.placeholder((8, 8), "float32", "x")
     k = te.reduce_axis((0, 8), "k")

@@ -18,8 +18,14 @@ import numpy as np
 from tvm_ext.compute import dots, taps
 from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
 from tvm_ext.compute.conv import packed_shape as conv_shape
-from tvm_ext.compute.winograd import applies as winograd_applies
-from tvm_ext.compute.winograd import packed_shape, transform_weight, winograd
+from tvm_ext.compute.winograd import (
+    output_tiles,
+    packed_shape,
+    points,
+    tile,
+    transform_weight,
+    winograd,
+)
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.programs import FUSES_EPILOGUE
 from tvm_ext.hardware.roofline import peak_gflops
@@ -164,7 +170,7 @@ def lower_conv(
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
             x,
-            constant(transform_weight(weight, options.lanes, m, geometry.groups)),
+            constant(transform_weight(weight, geometry, options.lanes, m)),
             key=geometry,
             primfunc_name_hint=f"{name}_winograd{m}",
             primfunc_attrs=FUSES_EPILOGUE,
@@ -281,10 +287,8 @@ def choose_algorithm(
     """
     if predict_us is None or geometry.depthwise:
         return DIRECT
-    choices = [DIRECT]
-    if winograd_applies(geometry, shape[0], lanes):
-        smallest = min(geometry.out_size(shape[1:-1]))
-        choices += [m for m in tiles if m < smallest]
+    possible = output_tiles(geometry, shape[0], geometry.out_size(shape[1:-1]), lanes)
+    choices = [DIRECT, *(m for m in possible if m in tiles)]
     if taps.applies(geometry, lanes):
         choices.append(TAPS)
     if dots.applies(geometry, lanes):
@@ -305,11 +309,14 @@ def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -
     if m == TAPS:
         columns = taps.product_geometry(geometry, lanes).out_channels
         return 2 * prod(shape) * columns
-    side = max(m, 1)
-    tiles = prod(-(-extent // side) for extent in geometry.out_size(shape[1:-1]))
-    points = (m + 2) ** 2 if m > 0 else prod(geometry.kernel)
+    out, each = geometry.out_size(shape[1:-1]), prod(geometry.kernel)
+    tiles = prod(out)
+    if m > 0:
+        sides = tile(geometry, m)[-len(out) :]
+        tiles = prod(-(-extent // side) for extent, side in zip(out, sides, strict=True))
+        each = prod(points(geometry, m))
     macs = geometry.in_channels // geometry.groups * geometry.out_channels
-    return 2 * shape[0] * tiles * points * macs
+    return 2 * shape[0] * tiles * each * macs
 
 
 def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:

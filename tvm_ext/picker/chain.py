@@ -49,8 +49,8 @@ _SPACE = (2, 3, 4)
 _CHANNELS = 5
 CUT_ROWS = 2
 """Rows of tiles of a core tile that is narrower than the image."""
-SHARED_TERMS = {4: 0.45}
-"""Operations of a transform for tiles so wide, beside those that each of its results takes by
+SHARED_TERMS = {6: 0.45}
+"""Operations of a transform of so many points, beside those that each of its results takes by
 itself: six take 6 each and 14 together, four 6 and 13, a multiply-add counted as one."""
 TRIED_AHEAD = 12
 """Plans of which it is also tried to ask for the next task's data ahead, where the cores' own
@@ -197,13 +197,14 @@ def _work(graph: TileGraph, chain: TransformChain, lanes: int) -> _Work:
     product = graph.nodes[chain.product]
     data = graph.tensors[graph.nodes[chain.cols_in].write.tensor].size_bytes
     weight = sum(graph.tensors[read.tensor].size_bytes for read in product.reads) - data
+    points = max(product.extents[:2])
     return _Work(
         data=data,
         results=graph.tensors[product.write.tensor].size_bytes,
         weight=weight,
         outside=graph.io_bytes - weight,
-        before=_vectors(graph, (chain.rows_in, chain.cols_in), chain.m, lanes),
-        after=_vectors(graph, (chain.rows_out, chain.last), chain.m, lanes),
+        before=_vectors(graph, (chain.rows_in, chain.cols_in), points, lanes),
+        after=_vectors(graph, (chain.rows_out, chain.last), points, lanes),
     )
 
 
@@ -276,13 +277,13 @@ def _first_level_ns(core: Tile, register: Tile, element_bytes: int, hw: Hardware
     return ((panels if stays else passes) * panel_bytes + passes * rows_bytes) / second.gbps
 
 
-def _vectors(graph: TileGraph, stages: tuple[int, int], m: int, lanes: int) -> float:
-    """Vectors of arithmetic of a transform's two stages."""
-    first, second = (graph.nodes[stage] for stage in stages)
-    behind = second.flops_per_point - first.flops_per_point
-    own = first.flops_per_point * SHARED_TERMS.get(m, 1.0)
-    points = (prod(node.extents) / even_lanes(node.extents[-1], lanes) for node in (first, second))
-    return sum(count * each for count, each in zip(points, (own, own + behind), strict=True))
+def _vectors(graph: TileGraph, stages: tuple[int | None, int], points: int, lanes: int) -> float:
+    """Vectors of arithmetic of a transform's stages, of which the second may be all there is."""
+    found = [graph.nodes[stage] for stage in stages if stage is not None]
+    behind = found[-1].flops_per_point - found[0].flops_per_point
+    own = found[0].flops_per_point * SHARED_TERMS.get(points, 1.0)
+    vectors = [prod(node.extents) / even_lanes(node.extents[-1], lanes) for node in found]
+    return sum(vectors) * own + vectors[-1] * behind
 
 
 def rank_chains(

@@ -12,15 +12,16 @@ from tvm_ext.tile.remember import remembered
 class TransformChain(NamedTuple):
     """Its stages, by place."""
 
-    rows_in: int
     cols_in: int
     product: int
-    rows_out: int
     last: int
-    m: int
-    """Outputs of a tile along each of the last stage's axes 1 and 2."""
+    tile: tuple[int, int]
+    """Outputs of a tile down and along the image."""
     groups: int
     """Of channels, which are the product's images: of one image, side by side in the others."""
+    rows_in: int | None = None
+    rows_out: int | None = None
+    """None where a tile extends along one axis alone."""
 
 
 class ChainForm(NamedTuple):
@@ -43,31 +44,38 @@ PHASES = ChainForm((0, 1, 5, 2, 3, 4, 6), 3)
 INSIDE = (IMAGE_FIRST, IMAGE_IN_BLOCKS, CHANNELS_FIRST)
 """Forms of which a task does all stages."""
 
-_KINDS = ("map", "map", "reduce", "map", "map")
+_BOTH = ("map", "map", "reduce", "map", "map")
+_ONE = ("map", "reduce", "map")
+"""Kinds of the stages, with transforms along both axes of the image and along one of them."""
 _PRODUCT_RANK = 7
 """a, b (the transformed window), n, ty, tx (tiles), o and the reduced c."""
 
 
 @remembered
 def transform_chain(graph: TileGraph) -> TransformChain | None:
-    """The group as map, map, product, map, map, each feeding the next and none beside it, the last
-    one stepping through tiles of m x m; None for any other group."""
+    """The group as map, map, product, map, map, or without the outer two, each feeding the next and
+    none beside it, the last one stepping through tiles; None for any other group."""
     nodes = graph.nodes
-    if tuple(node.kind for node in nodes) != _KINDS or len(nodes[2].axes) != _PRODUCT_RANK:
+    kinds = tuple(node.kind for node in nodes)
+    if kinds not in (_BOTH, _ONE):
+        return None
+    product, last, both = len(nodes) // 2, nodes[-1], kinds == _BOTH
+    rank, first = len(nodes[product].axes), 1 if both else 3
+    if rank != _PRODUCT_RANK or len(last.axes) not in ((4,) if both else (3, 4)):
         return None
     if any(graph.consumers(index) != (index + 1,) for index in range(len(nodes) - 1)):
         return None
-    between = nodes[3].write.tensor
-    steps = {
-        tuple(dim.div for dim in access.dims[1:3] if dim is not None)
-        for access in nodes[4].reads
-        if access.tensor == between
+    tiles = {
+        tuple(dim.div for dim in access.dims[first : first + 2] if dim is not None)
+        for access in last.reads
+        if access.tensor == nodes[-2].write.tensor
     }
-    sizes = {size for pair in steps for size in pair}
-    if len(nodes[4].axes) != 4 or len(sizes) != 1 or (m := sizes.pop()) < 2:
+    tile = tiles.pop() if len(tiles) == 1 else ()
+    if len(tile) != 2 or max(tile) < 2 or (both and tile[0] != tile[1]) or both != (min(tile) > 1):
         return None
-    groups = nodes[2].extents[2] // nodes[4].extents[0]
-    return TransformChain(0, 1, 2, 3, 4, m, groups)
+    groups = nodes[product].extents[2] // last.extents[0]
+    found = TransformChain(product - 1, product, len(nodes) - 1, (tile[0], tile[1]), groups)
+    return found._replace(rows_in=0, rows_out=3) if both else found
 
 
 def chain_form(plan: TilePlan) -> ChainForm | None:

@@ -79,7 +79,7 @@ def _of_piece(graph: TileGraph, plan: TilePlan) -> dict[int, Held]:
         if level == "register"
     }
     if plan.rule == "chain" and (chain := transform_chain(graph)):
-        found = {chain.rows_in: Held(0), chain.rows_out: Held(0)}
+        found = {i: Held(0) for i in (chain.rows_in, chain.rows_out) if i is not None}
         if "core" in levels.values():
             tiles = propagate(graph, plan.anchor, plan.at("core"))
             found |= {i: Held(_bytes(graph, i, tiles[i])) for i in (chain.cols_in, chain.product)}

@@ -43,7 +43,7 @@ SPACE = 6
 
 
 def write_chain(prepared: Prepared, plan: TilePlan) -> None:
-    """Schedules all five stages."""
+    """Schedules all stages."""
     graph, schedule = prepared.graph, prepared.schedule
     chain = check_chain(graph, plan)
     inside = plan.attach[0].level == "core"
@@ -75,19 +75,20 @@ def _write_last(
     """The last stage over boxes of so many tiles of rows, of columns and so many channels, rows_out
     in registers. Returns the loop over tasks and the one over their blocks of channels. `grid` says
     what tasks are: boxes of the image n, h, w with all blocks b, or single blocks of them."""
-    schedule, m = prepared.schedule, chain.m
-    last, rows_out = prepared.blocks[chain.last], prepared.blocks[chain.rows_out]
-    batch, height, width, channels = schedule.get_loops(last)
-    height_outer, height_tile, height_point = schedule.split(height, [None, tile[0], m])
-    width_outer, width_tile, width_point = schedule.split(width, [None, tile[1], m])
+    schedule, (down, along) = prepared.schedule, chain.tile
+    batch, *image, channels = schedule.get_loops(prepared.blocks[chain.last])
+    if len(image) == 1:  # a sequence: an image of one row
+        batch, row = schedule.split(batch, [None, 1])
+        image = [row, *image]
+    height, width = image
+    height_outer, height_tile, height_point = schedule.split(height, [None, tile[0], down])
+    width_outer, width_tile, width_point = schedule.split(width, [None, tile[1], along])
     block, chunk, lane = schedule.split(channels, [None, tile[2] // lanes, lanes])
     loops = {"n": batch, "h": height_outer, "w": width_outer, "b": block}
     tasks = [loops[name] for name in grid]
     rest = [loop for name, loop in loops.items() if name not in grid]
     schedule.reorder(*tasks, *rest, height_tile, width_tile, chunk, height_point, width_point, lane)
-    schedule.set_scope(rows_out, 0, "local")
-    schedule.compute_at(rows_out, chunk)
-    _unroll_inner(schedule, rows_out, 2)
+    _keep_in_registers(prepared, chain.rows_out, chunk)
     schedule.unroll(height_point)
     schedule.unroll(width_point)
     schedule.vectorize(lane)
@@ -130,14 +131,11 @@ def _write_product(
 
 def _write_input(prepared: Prepared, chain: TransformChain, lanes: int) -> tuple[Any, ...]:
     """The transformed input vector by vector, rows_in in registers. Returns the loops outside."""
-    schedule = prepared.schedule
-    cols_in, rows_in = prepared.blocks[chain.cols_in], prepared.blocks[chain.rows_in]
+    schedule, cols_in = prepared.schedule, prepared.blocks[chain.cols_in]
     a, b, batch, rows, columns, channels = schedule.get_loops(cols_in)[-SPACE:]
     chunk, lane = schedule.split(channels, [None, lanes])
     schedule.reorder(batch, rows, columns, chunk, a, b, lane)
-    schedule.set_scope(rows_in, 0, "local")
-    schedule.compute_at(rows_in, chunk)
-    _unroll_inner(schedule, rows_in, 2)
+    _keep_in_registers(prepared, chain.rows_in, chunk)
     schedule.unroll(a)
     schedule.unroll(b)
     schedule.vectorize(lane)
@@ -156,9 +154,14 @@ def spread_planes(schedule: Schedule, block: SBlockRV, axis: int) -> None:
     schedule.storage_align(block, 0, axis, 2 * line, line)
 
 
-def _unroll_inner(schedule: Schedule, block: SBlockRV, count: int) -> None:
-    """Unrolls the `count` loops outside the innermost, which becomes a vector."""
-    *_, last = loops = schedule.get_loops(block)
-    for loop in loops[-1 - count : -1]:
-        schedule.unroll(loop)
-    schedule.vectorize(last)
+def _keep_in_registers(prepared: Prepared, stage: int | None, chunk: Any) -> None:
+    """Computes a transform along rows, if there is one, vector by vector where it is used."""
+    if stage is None:
+        return
+    schedule, block = prepared.schedule, prepared.blocks[stage]
+    schedule.set_scope(block, 0, "local")
+    schedule.compute_at(block, chunk)
+    *_, first, second, lane = schedule.get_loops(block)
+    schedule.unroll(first)
+    schedule.unroll(second)
+    schedule.vectorize(lane)

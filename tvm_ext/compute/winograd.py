@@ -39,15 +39,15 @@ from tvm_ext.tvm_api import te, tirx
 Tensor = Any
 MIN_LANES = 4
 """Input channels come in multiples of this: narrower vectors do not pay."""
-OUTPUT_TILES = (4, 3, 2)
+OUTPUT_TILES = (5, 4, 3, 2)
 """Output tile sizes m there are transforms for, with windows of some size."""
-_POINTS = {3: (6, 4), 4: (6,), 5: (6,)}
+_POINTS = {2: (6,), 3: (6, 4), 4: (6,), 5: (6,)}
 """Points of a tile along one axis, by the taps of a window along it, that pay."""
 
 _NEAR, _FAR = 11 / 16, 11 / 8
 """Of six points these are 0, both of these with either sign, and infinity. Transforms cancel least
 if these are spread evenly around one (Barabasz et al., ACM TOMS 2020): errors are less than half of
-those of Lavin's 1 and 2. Up to their third powers they are exact in float32."""
+those of Lavin's 1 and 2. Up to their fourth powers they are exact in float32."""
 
 
 def _filter(points: int, taps: int) -> np.ndarray:
@@ -260,5 +260,6 @@ def _output_transform(p: Sequence[Any], m: int) -> list[Any]:
         _const(_NEAR) * minus + _const(_FAR) * wide_minus,
         _const(_NEAR**2) * plus + _const(_FAR**2) * wide_plus,
         _const(_NEAR**3) * minus + _const(_FAR**3) * wide_minus,
+        _const(_NEAR**4) * plus + _const(_FAR**4) * wide_plus,
     ]
     return [*rows[: m - 1], rows[m - 1] + p[5]]

@@ -43,6 +43,8 @@ PLANES = {
     "relax.nn.conv3d": ("NCDHW", "OIDHW"),
 }
 """The same operators' layouts of data and weight where convolution stays in planes."""
+WORTH = 0.95
+"""Part of the direct convolution's time from which less is worth copies of what it reads."""
 DIRECT, TAPS, DOTS = 0, -1, -2
 """The algorithms that are no Winograd tile; of the others see `compute.taps`, `compute.dots`."""
 
@@ -257,10 +259,11 @@ def pays_by_winograd(
     images: tuple[int, ...],
     copies: Callable[[], list[PrimFunc]],
     options: Any,
+    planes: bool = False,
 ) -> bool:
     """Whether the `plain` convolution of `images` by Winograd's algorithm, with the copies that
-    they need, takes less time than the one that it stands for, directly; `options` are those of a
-    pass: its hardware, predicted times, and output tiles."""
+    they need, takes less time than the one that it stands for, directly, perhaps of `planes`;
+    `options` are those of a pass: its hardware, predicted times, and output tiles."""
     lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
     predict_us = options.predict_us
     m = choose_algorithm(plain, images, lanes, options.winograd, predict_us, peak)
@@ -268,7 +271,10 @@ def pays_by_winograd(
         return False
     folded = [*copies(), *programs_of(plain, images, lanes, m)]
     direct = programs_of(geometry, shape, lanes, DIRECT)
-    return sum(map(predict_us, folded)) < sum(map(predict_us, direct))
+    if planes:
+        data = te.placeholder((shape[0], shape[-1], *shape[1:-1]), "float32", name="data")
+        direct = [direct_program(data, geometry, lanes, planes=True)]
+    return sum(map(predict_us, folded)) < WORTH * sum(map(predict_us, direct))
 
 
 @lru_cache(maxsize=1024)

@@ -29,7 +29,7 @@ from tvm_ext.graph.fold import FoldIndices, FoldLayout
 from tvm_ext.graph.fold_depth import FoldDepth
 from tvm_ext.graph.fold_dilation import FoldDilation
 from tvm_ext.graph.fold_products import FoldProducts
-from tvm_ext.graph.fold_stride import FoldStride
+from tvm_ext.graph.fold_window import FoldWindow
 from tvm_ext.graph.fuse import Fuse
 from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
@@ -91,7 +91,7 @@ __all__ = [
     "FoldIndices",
     "FoldLayout",
     "FoldProducts",
-    "FoldStride",
+    "FoldWindow",
     "Fuse",
     "FuseAttention",
     "FuseMultiOutput",
@@ -210,7 +210,7 @@ def graph_passes(
         *pooled,
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        FoldStride(hardware, predict_us),
+        FoldWindow(hardware, predict_us),
         MultiplyQuarters(hardware, predict_us, extents),
         Legalise(hardware, predict_us=predict_us, extents=extents),
         Share(known=known),

@@ -16,6 +16,7 @@ from tvm_ext.runtime.executor import Compiled
 pytest.importorskip("onnxruntime")
 BOUND = 1e-5
 CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "sequences with a rest": ((2, 16, 61), 32, {"pads": [3, 3], "dilations": [3]}),
     # name: (data, output channels, attributes)
     "as large": ((1, 16, 24, 24), 16, {"pads": [2] * 4, "dilations": [2, 2]}),
     "odd": ((2, 8, 13, 17), 16, {"pads": [2] * 4, "dilations": [2, 2]}),
@@ -25,9 +26,34 @@ CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
 }
 
 
+STEPS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    # name: (data, window, attributes)
+    "a sequence": ((2, 16, 60), (3,), {"pads": [4, 4], "dilations": [4]}),
+    "a past": ((1, 16, 64), (5,), {"pads": [8, 0], "dilations": [2]}),
+    "a long past": ((1, 16, 64), (7,), {"pads": [12, 0], "dilations": [2]}),
+    "rows": ((1, 16, 9, 24), (1, 3), {"pads": [0, 3, 0, 3], "dilations": [1, 3]}),
+    "columns": ((2, 8, 30, 11), (4, 1), {"dilations": [5, 1]}),
+}
+
+
 def model(name: str, **more: object) -> onnx.ModelProto:
     data, outputs, attributes = CASES[name]
-    return conv_relu(data, outputs, (3, 3), **(attributes | more))
+    return conv_relu(data, outputs, (3,) * (len(data) - 2), **(attributes | more))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_along_one_axis_are_rows_of_an_image(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_dilation, "pays", lambda *_: True)
+    data, window, attributes = STEPS[name]
+    made = conv_relu(data, 32, window, **attributes)
+    given = random_inputs(made)
+    compiled = tvm_ext.compile(made)
+    assert not folds(compiled)
+    assert any("conv2d" in group.kind for group in compiled.manifest.groups)
+    (found,), (wanted,) = compiled(given), run_plainly(made, given)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=BOUND * np.abs(wanted).max())
 
 
 def folds(compiled: Compiled) -> bool:

@@ -6,8 +6,12 @@ algorithm then pays.
     s [n * d * d, h/d, w/d, c] = every d-th row and column of x, from each of d x d places on
     y[h, w] = conv2d(s, W)[place of h % d and w % d, h / d, w / d]
 
+    y = conv1d(x [n, w, c], W 3, dilation d)   →   conv2d(reshape(x, [n, w/d, d, c]), W 3 x 1)
+
 Networks that answer for each point keep their last stages' resolution by dilation (DeepLab, FCN,
-PSPNet). Both copies move each element once; of the multiplications a quarter is left.
+PSPNet). Both copies move each element once; of the multiplications a quarter is left. Networks of
+sound look far back by it, along one axis: nothing is moved where its length is whole steps, and
+half of the multiplications are left.
 """
 
 from __future__ import annotations
@@ -18,14 +22,18 @@ from math import prod
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.fold_window import blocks_shape, of_blocks, split_blocks
 from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
+from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
+    constant,
     op_name,
     relax,
     rewritten,
@@ -35,12 +43,14 @@ from tvm_ext.tvm_api import (
 )
 
 DATA, KERNEL = "NHWC", "OHWI"
+OPERATORS = {"relax.nn.conv1d": ("NWC", "OWI"), "relax.nn.conv2d": (DATA, KERNEL)}
+"""What is folded, with its layouts: a sequence is an image of one row."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldDilation")
 @dataclass(frozen=True)
 class FoldDilation:
-    """Rewrites dense channels-last conv2d of stride 1 by constants.
+    """Rewrites dense channels-last conv2d and conv1d of stride 1 by constants.
 
     hardware    the machine: its vector width and peak
     predict_us  predicted time of a PrimFunc; both ways are compared by it
@@ -65,12 +75,12 @@ class _Folder(relax.PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        if op_name(call) != "relax.nn.conv2d":
+        if op_name(call) not in OPERATORS:
             return call
-        found = read_conv(call, DATA, KERNEL)
-        if found is None:
+        found, out = read_conv(call, *OPERATORS[op_name(call)]), static_shape(call)
+        if found is None or out is None:
             return call
-        geometry, shape, _ = found
+        geometry, shape, weight = of_image(*found)
         if geometry.groups != 1 or set(geometry.strides) != {1} or set(geometry.dilation) == {1}:
             return call
         key = geometry, shape
@@ -78,38 +88,100 @@ class _Folder(relax.PyExprMutator):
             self._faster[key] = pays(geometry, shape, self._options)
         if not self._faster[key]:
             return call
+        x, rows = call.args[0], rows_of_steps(geometry, shape)
+        if rows is not None:
+            made = self._convolved(call, self._reshaped(x, rows[1]), weight, rows[0])
+            return self._reshaped(made, out)
         images = self.builder_.emit_te(
-            lambda x: split_image(x, geometry), call.args[0], primfunc_name_hint="images"
+            lambda x: split_image(x, geometry),
+            self._reshaped(x, shape),
+            primfunc_name_hint="images",
         )
+        made = self._convolved(call, images, weight, of_images(geometry))
+        image = self.builder_.emit_te(
+            lambda y: join_images(y, geometry, shape), made, primfunc_name_hint="image"
+        )
+        return self._reshaped(image, out)
+
+    def _convolved(self, call: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry) -> Any:
         made = relax.op.nn.conv2d(
-            images,
-            call.args[1],
+            x,
+            constant(weight.reshape(len(weight), *geometry.kernel, -1)),
+            padding=(*geometry.pad_before, *geometry.pad_after),
             data_layout=DATA,
             kernel_layout=KERNEL,
             out_dtype=call.attrs.out_dtype,
         )
-        return self.builder_.call_te(
-            lambda y: join_images(y, geometry, shape),
-            self.builder_.emit(made),
-            primfunc_name_hint="image",
-        )
+        return self.builder_.emit(made)
+
+    def _reshaped(self, x: Any, shape: tuple[int, ...]) -> Any:
+        if static_shape(x) == tuple(shape):
+            return x
+        return self.builder_.emit(relax.op.reshape(x, shape))
+
+
+def of_image(
+    geometry: ConvGeometry, shape: tuple[int, ...], weight: np.ndarray
+) -> tuple[ConvGeometry, tuple[int, ...], np.ndarray]:
+    """The same convolution of images: a sequence is one of one row."""
+    if len(shape) == 4:
+        return geometry, shape, weight
+    fields = ("kernel", "strides", "dilation", "pad_before", "pad_after")
+    more = {name: (0 if "pad" in name else 1, *getattr(geometry, name)) for name in fields}
+    wide = msgspec.structs.replace(geometry, **more)
+    return wide, (shape[0], 1, *shape[1:]), weight[:, None]
 
 
 def pays(geometry: ConvGeometry, shape: tuple[int, ...], options: FoldDilation) -> bool:
-    """Whether several images and Winograd's algorithm take less time than the window with holes."""
-    plain, images = of_images(geometry), images_shape(geometry, shape)
+    """Whether Winograd's algorithm of what has no holes takes less time than the window with them,
+    with the copies that it needs, and with those of a long window (`FoldWindow`)."""
+    rows = rows_of_steps(geometry, shape)
+    plain, images = rows or (of_images(geometry), images_shape(geometry, shape))
     results = (images[0], *plain.out_size(images[1:-1]), geometry.out_channels)
+    short, blocks = of_blocks(plain), blocks_shape(plain, images)
 
     def copies() -> list[PrimFunc]:
-        x, y = (
-            te.placeholder(each, "float32", name=n) for n, each in (("x", shape), ("y", results))
+        x, s, y = (
+            te.placeholder(each, "float32", name=name)
+            for name, each in (("x", shape), ("s", images), ("y", results))
         )
-        return [
+        made = [
             te.create_prim_func([x, split_image(x, geometry)]),
             te.create_prim_func([y, join_images(y, geometry, shape)]),
         ]
+        of_window = [te.create_prim_func([s, split_blocks(s, plain, False)])]
+        return [*([] if rows else made), *([] if short.kernel == plain.kernel else of_window)]
 
-    return pays_by_winograd(geometry, shape, plain, images, copies, options)
+    if short.kernel == plain.kernel:
+        return pays_by_winograd(geometry, shape, plain, images, copies, options)
+    return pays_by_winograd(geometry, shape, short, blocks, copies, options)
+
+
+def rows_of_steps(
+    geometry: ConvGeometry, shape: tuple[int, ...]
+) -> tuple[ConvGeometry, tuple[int, ...]] | None:
+    """The plain convolution along columns of images, and their shape, whose rows are the steps of a
+    window with holes along one axis, so many elements each; None where a rest is left."""
+    axes = [axis for axis, k in enumerate(geometry.kernel) if k > 1]
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    step, before, after = (
+        every[axis] for every in (geometry.dilation, geometry.pad_before, geometry.pad_after)
+    )
+    padded = sum(geometry.pad_before) + sum(geometry.pad_after)
+    spatial = shape[1:-1]
+    if padded != before + after or any(n % step for n in (spatial[axis], before, after)):
+        return None
+    inner, outer = prod(spatial[axis + 1 :]), prod(spatial[:axis])
+    plain = msgspec.structs.replace(
+        geometry,
+        kernel=(geometry.kernel[axis], 1),
+        dilation=(1, 1),
+        pad_before=(before // step, 0),
+        pad_after=(after // step, 0),
+    )
+    return plain, (shape[0] * outer, spatial[axis] // step, step * inner, shape[-1])
 
 
 def of_images(geometry: ConvGeometry) -> ConvGeometry:

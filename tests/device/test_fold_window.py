@@ -1,4 +1,5 @@
-"""Strided windows as plain ones over blocks of points: the same numbers, where it is worth it."""
+"""Strided and long windows as short plain ones over blocks of points: the same numbers, where it is
+worth it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from onnx_models import conv_relu, random_inputs, run_plainly
 
 import tvm_ext
-from tvm_ext.graph import fold_stride
+from tvm_ext.graph import fold_window
 from tvm_ext.runtime.executor import Compiled
 
 pytest.importorskip("onnxruntime")
@@ -25,6 +26,11 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]] =
     "rows alone": ((1, 16, 21, 12), 16, (4, 1), {"strides": [2, 1]}),
     "strides of two sizes": ((1, 8, 21, 23), 16, (6, 9), {"strides": [2, 3], "pads": [2] * 4}),
     "a sequence": ((1, 16, 70), 32, (4,), {"pads": [1, 1], "strides": [2]}),
+    "long": ((2, 16, 18, 21), 16, (7, 7), {"pads": [3] * 4}),
+    "long rows": ((1, 16, 17, 17), 32, (1, 7), {"pads": [0, 3, 0, 3]}),
+    "long columns of planes": ((1, 3, 31, 30), 16, (9, 1), {"pads": [4, 0, 4, 0]}),
+    "long and strided": ((1, 8, 60, 33), 16, (12, 12), {"pads": [5, 6] * 2, "strides": [2, 2]}),
+    "a long sequence": ((1, 16, 90), 32, (11,), {"pads": [5, 5]}),
     "sequences of one channel": ((2, 1, 81), 32, (10,), {"strides": [5]}),
 }
 
@@ -40,8 +46,8 @@ def folds(compiled: Compiled) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_strided_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_stride, "pays", lambda *_: True)
+def test_equals_the_whole_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_window, "pays", lambda *_: True)
     made = model(name)
     given = random_inputs(made)
     compiled = tvm_ext.compile(made)
@@ -51,7 +57,7 @@ def test_equals_the_strided_window(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_plain_windows_and_those_with_holes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_stride, "pays", lambda *_: True)
+    monkeypatch.setattr(fold_window, "pays", lambda *_: True)
     for more in ({}, {"strides": [2, 2], "dilations": [2, 2]}):
         made = conv_relu((1, 16, 17, 17), 32, (3, 3), **more)
         assert not folds(tvm_ext.compile(made))

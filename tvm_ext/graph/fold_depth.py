@@ -5,8 +5,12 @@
     s [n * d, h, w, (k, c)] = x [n, d + k - 1, h, w, c]        each plane with its neighbours
     y = reshape(conv2d(s, W as 3 x 3 of 3 * c channels))
 
+    y = conv3d(x, W 1 x k x k)   →   conv2d(reshape(x, [n * d, h, w, c]), W k x k)
+    y = conv3d(x, W k x 1 x 1)   →   conv2d(reshape(x, [n, d, h * w, c]), W k x 1)
+
 The planes are copied as often as the kernel is deep; of the multiplications a quarter is left. A
-video network's layers of 14 x 14 and 28 x 28 with 32 to 128 channels take half the time.
+video network's layers of 14 x 14 and 28 x 28 with 32 to 128 channels take half the time. Windows
+that are flat, or one element wide, are those of images whatever they take.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
-from tvm_ext.graph.legalise_norm import ints, static_shape
+from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
@@ -65,10 +72,13 @@ class _Folder(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if op_name(call) != "relax.nn.conv3d":
             return call
-        attrs, out, found = call.attrs, static_shape(call), read_conv(call, DATA, KERNEL)
+        out, found = static_shape(call), read_conv(call, DATA, KERNEL)
         if found is None or out is None:
             return call
         geometry, shape, weight = found
+        if image := as_image(geometry, shape):
+            x = self.builder_.emit(relax.op.reshape(call.args[0], image[1]))
+            return self._convolved(call, x, weight, image[0], out)
         if geometry.groups != 1 or set(geometry.strides) | set(geometry.dilation) != {1}:
             return call
         key = geometry, shape
@@ -80,16 +90,48 @@ class _Folder(relax.PyExprMutator):
             lambda x: stack_planes(x, geometry), call.args[0], primfunc_name_hint="planes"
         )
         columns = weight.transpose(0, 2, 3, 1, 4).reshape(weight.shape[0], *geometry.kernel[1:], -1)
-        padding = ints(attrs.padding)
+        return self._convolved(call, stacked, columns, of_planes(geometry), out)
+
+    def _convolved(
+        self, call: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry, out: tuple[int, ...]
+    ) -> Any:
+        """The convolution of images, in the shape of the volumes."""
         made = relax.op.nn.conv2d(
-            stacked,
-            constant(columns),
-            padding=(padding[1], padding[2], padding[4], padding[5]),
+            x,
+            constant(weight.reshape(len(weight), *geometry.kernel, -1)),
+            strides=geometry.strides,
+            padding=(*geometry.pad_before, *geometry.pad_after),
+            dilation=geometry.dilation,
             data_layout=DATA.replace("D", ""),
             kernel_layout=KERNEL.replace("D", ""),
-            out_dtype=attrs.out_dtype,
+            out_dtype=call.attrs.out_dtype,
         )
         return relax.op.reshape(self.builder_.emit(made), out)
+
+
+def as_image(
+    geometry: ConvGeometry, shape: tuple[int, ...]
+) -> tuple[ConvGeometry, tuple[int, ...]] | None:
+    """A convolution of images, and their shape, that does what a flat window does to each plane, or
+    one along the depth to all planes' points; None of other windows, and of groups."""
+    images, depth, height, width, channels = shape
+    pads = tuple(zip(geometry.pad_before, geometry.pad_after, strict=True))
+    if geometry.groups > 1:
+        return None
+    if (geometry.kernel[0], geometry.strides[0], pads[0]) == (1, 1, (0, 0)):
+        return _along(geometry, lambda every: every[1:]), (images * depth, height, width, channels)
+    flat = geometry.kernel[1:] == geometry.strides[1:] == (1, 1)
+    if flat and pads[1:] == ((0, 0), (0, 0)):
+        return _along(geometry, lambda every: every[:2]), (images, depth, height * width, channels)
+    return None
+
+
+def _along(
+    geometry: ConvGeometry, axes: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> ConvGeometry:
+    """The geometry of some axes."""
+    fields = ("kernel", "strides", "dilation", "pad_before", "pad_after")
+    return msgspec.structs.replace(geometry, **{n: axes(getattr(geometry, n)) for n in fields})
 
 
 def pays(geometry: ConvGeometry, shape: tuple[int, ...], options: FoldDepth) -> bool:
@@ -106,17 +148,8 @@ def pays(geometry: ConvGeometry, shape: tuple[int, ...], options: FoldDepth) -> 
 
 def of_planes(geometry: ConvGeometry) -> ConvGeometry:
     """The convolution of planes that lie with their neighbours, depth first among channels."""
-    depth, *kernel = geometry.kernel
-    return ConvGeometry(
-        kernel=tuple(kernel),
-        strides=geometry.strides[1:],
-        pad_before=geometry.pad_before[1:],
-        pad_after=geometry.pad_after[1:],
-        dilation=geometry.dilation[1:],
-        groups=1,
-        in_channels=depth * geometry.in_channels,
-        out_channels=geometry.out_channels,
-    )
+    inner = geometry.kernel[0] * geometry.in_channels
+    return msgspec.structs.replace(_along(geometry, lambda every: every[1:]), in_channels=inner)
 
 
 def stack_planes(x: Any, geometry: ConvGeometry) -> Any:

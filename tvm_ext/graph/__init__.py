@@ -17,7 +17,7 @@ In the order the pipeline runs them:
   find_group_norm  group norms as exporters write them, as one operator
   channels_last  convolutions and what follows them from NCHW to NHWC
   fold_depth     convolutions of volumes as those of planes beside their neighbours
-  fold_dilation  windows with holes as plain ones over several images
+  fold_dilation  windows with holes as plain ones over several images, or over rows of steps
   split_phases   transposed convolutions as one for each phase of the output
   sink_reshapes  reshapes behind what works element by element; sink_concats: concatenations
   read_planes    convolutions of few channels take planes as they are
@@ -31,6 +31,7 @@ In the order the pipeline runs them:
                  look_up_bytes: functions of a byte are tables
   pool_axes      max pools along one axis after another
   pool_squares   means of squares over windows, without writing the squares
+  fold_window    strided and long windows as short plain ones over blocks of points
   multiply_quarters  products of many rows by seven of their quarters
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm and others
                  beside it

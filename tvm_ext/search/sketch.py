@@ -11,7 +11,7 @@ rules with conditions; each rule that applies gives a state of its own. `annotat
     amx             the same, of dots of bytes                  its register tiles of matrices
     factor          fewer results than cores                    the reduction shared out (rfactor)
     rows            stages that share the work row by row       all of them, one row after another
-    chain           a product between two transforms            five stages together (Winograd)
+    chain           a product between two transforms            all stages together (Winograd)
     strassen        seven products of quarters                  with the sums before and behind them
     attention       a softmax between two products              all stages, blocks of queries
     flat            a map in memory order                       contiguous boxes

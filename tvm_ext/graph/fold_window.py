@@ -77,8 +77,8 @@ class _Folder(relax.PyExprMutator):
         if found is None:
             return call
         geometry, shape, weight, planes = found
-        plain = set(geometry.dilation) == {1} and geometry.groups == 1 and len(shape) < 5
-        if not plain or geometry.kernel == of_blocks(geometry).kernel:
+        dense = set(geometry.dilation) == {1} and geometry.groups == 1 and len(shape) < 5
+        if not dense or geometry.kernel == of_blocks(geometry).kernel:
             return call
         key = geometry, shape, planes
         if key not in self._faster:
@@ -90,10 +90,10 @@ class _Folder(relax.PyExprMutator):
             call.args[0],
             primfunc_name_hint="blocks",
         )
-        plain = relax.op.reshape(blocks, blocks_shape(geometry, shape))
+        joined = relax.op.reshape(blocks, blocks_shape(geometry, shape))
         data, kernel, _ = CONVOLUTIONS[op_name(call)]
         return getattr(relax.op.nn, op_name(call).rsplit(".", 1)[-1])(
-            self.builder_.emit(plain),
+            self.builder_.emit(joined),
             constant(blocks_of_taps(weight, geometry, planes)),
             data_layout=data,
             kernel_layout=kernel,
@@ -102,7 +102,7 @@ class _Folder(relax.PyExprMutator):
 
 
 def pays(geometry: ConvGeometry, shape: tuple[int, ...], planes: bool, options: FoldWindow) -> bool:
-    """Whether blocks and Winograd's algorithm take less time than the strided window."""
+    """Whether blocks and Winograd's algorithm take less time than the window as it is."""
     plain, blocks = of_blocks(geometry), blocks_shape(geometry, shape)
     data = (shape[0], shape[-1], *shape[1:-1]) if planes else shape
 

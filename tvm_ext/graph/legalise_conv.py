@@ -266,6 +266,10 @@ def pays_by_winograd(
     `options` are those of a pass: its hardware, predicted times, and output tiles."""
     lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
     predict_us = options.predict_us
+    whole = _flops(geometry, shape, lanes, DIRECT)
+    sizes = output_tiles(plain, images[0], plain.out_size(images[1:-1]), lanes)
+    if not any(_flops(plain, images, lanes, m) < WORTH * whole for m in sizes):
+        return False
     m = choose_algorithm(plain, images, lanes, options.winograd, predict_us, peak)
     if m not in options.winograd:
         return False

@@ -28,7 +28,7 @@ are lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ OUTPUT_TILES = (5, 4, 3, 2)
 """Output tile sizes m there are transforms for, with windows of some size."""
 _POINTS = {2: (6,), 3: (6, 4), 4: (6,), 5: (6,)}
 """Points of a tile along one axis, by the taps of a window along it, that pay."""
+
+_OPERATIONS = {1: (0, 0), 4: (4, 4), 6: (14, 13)}
+"""Operations of a transform of so many points along one axis, of what is read and what is made, a
+multiply-add as one."""
 
 _NEAR, _FAR = 11 / 16, 11 / 8
 """Of six points these are 0, both of these with either sign, and infinity. Transforms cancel least
@@ -78,6 +82,16 @@ def points(geometry: ConvGeometry, m: int) -> tuple[int, int]:
     both = zip(tile(geometry, m), window(geometry), strict=True)
     rows, columns = (side + taps - 1 for side, taps in both)
     return rows, columns
+
+
+def transform_flops(geometry: ConvGeometry, m: int, lanes: int) -> int:
+    """Operations of the transforms of one tile, as many as vectors of `lanes` would take where
+    channels fill narrower ones."""
+    (down, along), sides = points(geometry, m), tile(geometry, m)
+    (before, after), (before_along, after_along) = _OPERATIONS[down], _OPERATIONS[along]
+    reads = (along * before + down * before_along) * geometry.in_channels
+    makes = (along * after + sides[0] * after_along) * geometry.out_channels
+    return 2 * (reads * lanes // gcd(geometry.in_channels, lanes) + makes)
 
 
 def output_tiles(

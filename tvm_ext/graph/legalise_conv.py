@@ -23,12 +23,13 @@ from tvm_ext.compute.winograd import (
     packed_shape,
     points,
     tile,
+    transform_flops,
     transform_weight,
     winograd,
 )
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.programs import FUSES_EPILOGUE
-from tvm_ext.hardware.roofline import peak_gflops
+from tvm_ext.hardware.roofline import peak_gflops, roof
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
 CONVOLUTIONS = {
@@ -262,16 +263,21 @@ def pays_by_winograd(
     planes: bool = False,
 ) -> bool:
     """Whether the `plain` convolution of `images` by Winograd's algorithm, with the copies that
-    they need, takes less time than the one that it stands for, directly, perhaps of `planes`;
-    `options` are those of a pass: its hardware, predicted times, and output tiles."""
+    they need, takes less time than the one that it stands for, directly, perhaps of `planes`, and
+    would at the machine's peaks; `options` are those of a pass: its hardware, predicted times, and
+    output tiles."""
     lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
     predict_us = options.predict_us
-    whole = _flops(geometry, shape, lanes, DIRECT)
-    sizes = output_tiles(plain, images[0], plain.out_size(images[1:-1]), lanes)
-    if not any(_flops(plain, images, lanes, m) < WORTH * whole for m in sizes):
-        return False
-    m = choose_algorithm(plain, images, lanes, options.winograd, predict_us, peak)
-    if m not in options.winograd:
+    most_us = WORTH * _flops(geometry, shape, lanes, DIRECT) / (peak * 1e3)
+
+    def least_us(m: int) -> float:
+        weight_bytes = 4 * prod(packed_shape(plain, lanes, m))
+        return roof(_flops(plain, images, lanes, m), weight_bytes, options.hardware).latency_us
+
+    possible = output_tiles(plain, images[0], plain.out_size(images[1:-1]), lanes)
+    tiles = tuple(m for m in possible if m in options.winograd and least_us(m) < most_us)
+    m = choose_algorithm(plain, images, lanes, tiles, predict_us, peak) if tiles else DIRECT
+    if m not in tiles:
         return False
     folded = [*copies(), *programs_of(plain, images, lanes, m)]
     direct = programs_of(geometry, shape, lanes, DIRECT)
@@ -315,18 +321,17 @@ def choose_algorithm(
 
 
 def _flops(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> int:
-    """Operations of an algorithm's multiply-adds between channels."""
+    """Operations of an algorithm's multiply-adds between channels, and of Winograd's transforms."""
     if m == TAPS:
         columns = taps.product_geometry(geometry, lanes).out_channels
         return 2 * prod(shape) * columns
-    out, each = geometry.out_size(shape[1:-1]), prod(geometry.kernel)
-    tiles = prod(out)
-    if m > 0:
-        sides = tile(geometry, m)[-len(out) :]
-        tiles = prod(-(-extent // side) for extent, side in zip(out, sides, strict=True))
-        each = prod(points(geometry, m))
-    macs = geometry.in_channels // geometry.groups * geometry.out_channels
-    return 2 * shape[0] * tiles * each * macs
+    out, macs = geometry.out_size(shape[1:-1]), geometry.in_channels // geometry.groups
+    macs *= geometry.out_channels
+    if m <= 0:
+        return 2 * shape[0] * prod(out) * prod(geometry.kernel) * macs
+    sides = zip(out, tile(geometry, m)[-len(out) :], strict=True)
+    tiles = shape[0] * prod(-(-extent // side) for extent, side in sides)
+    return tiles * (2 * prod(points(geometry, m)) * macs + transform_flops(geometry, m, lanes))
 
 
 def programs_of(geometry: ConvGeometry, shape: tuple[int, ...], lanes: int, m: int) -> list[Any]:

@@ -57,6 +57,8 @@ those of Lavin's 1 and 2. Up to their fourth powers they are exact in float32.""
 
 def _filter(points: int, taps: int) -> np.ndarray:
     """G: Lagrange's polynomials of a filter's taps at finite points, and its last tap."""
+    if points == 1:
+        return np.ones((1, 1))
     if points == 4:  # 0, 1, -1
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     finite = (0.0, _NEAR, -_NEAR, _FAR, -_FAR)
@@ -126,10 +128,7 @@ def transform_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int, m: 
     groups as [a, b, groups, O/groups/B, C, B]."""
     block, groups = _block(geometry.per_group, geometry.groups, lanes), geometry.groups
     rows, columns = window(geometry)
-    both = [
-        np.ones((1, 1)) if taps == 1 else _filter(count, taps)
-        for taps, count in zip((rows, columns), points(geometry, m), strict=True)
-    ]
+    both = list(map(_filter, points(geometry, m), (rows, columns)))
     flat = weight.reshape(len(weight), rows, columns, -1)
     parts = [_transformed(part, block, both) for part in np.split(flat, groups)]
     return np.stack(parts, axis=2) if groups > 1 else parts[0]
@@ -222,8 +221,8 @@ def winograd(x: Tensor, weight: Tensor, geometry: ConvGeometry, m: int) -> Tenso
     def result(n: Any, *at: Any) -> Any:
         *place, o = at
         h, w = (0, *place)[-2:]
-        ty, tx, i = (h // down, w // along, h % down) if down > 1 else (h, w // along, 0)
-        parts = [rows_out[n, ty, tx, i, b, o] for b in range(counts[1])]
+        at_tile = h // down, w // along, h % down
+        parts = [rows_out(n, *at_tile, b, o) for b in range(counts[1])]
         return select(w % along, _output_transform(parts, along))
 
     return te.compute((batch, *out, geometry.out_channels), result, name="winograd")

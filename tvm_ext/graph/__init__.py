@@ -32,6 +32,7 @@ In the order the pipeline runs them:
   pool_axes      max pools along one axis after another
   pool_squares   means of squares over windows, without writing the squares
   fold_window    strided and long windows as short plain ones over blocks of points
+                 (folder: what it shares with both folds above)
   multiply_quarters  products of many rows by seven of their quarters
   legalise       operators to tensor programs, weights packed in numpy; legalise_norm and others
                  beside it

@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
-from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
+from tvm_ext.graph.folder import IMAGES, Folder
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, pays_by_winograd, read_conv
 from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    constant,
     op_name,
     relax,
     rewritten,
@@ -38,8 +37,6 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
-
-DATA, KERNEL = "NDHWC", "ODHWI"
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldDepth")
@@ -62,50 +59,27 @@ class FoldDepth:
 
 
 @relax.expr_functor.mutator
-class _Folder(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, options: FoldDepth) -> None:
-        super().__init__(mod)
-        self._options = options
-        self._faster: dict[Any, bool] = {}
-
+class _Folder(Folder):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if op_name(call) != "relax.nn.conv3d":
             return call
-        out, found = static_shape(call), read_conv(call, DATA, KERNEL)
+        out, found = static_shape(call), read_conv(call, *CONVOLUTIONS[op_name(call)][:2])
         if found is None or out is None:
             return call
-        geometry, shape, weight = found
+        (geometry, shape, weight), x, dtype = found, call.args[0], call.attrs.out_dtype
         if image := as_image(geometry, shape):
-            x = self.builder_.emit(relax.op.reshape(call.args[0], image[1]))
-            return self._convolved(call, x, weight, image[0], out)
+            made = self._convolved(IMAGES, self._reshaped(x, image[1]), weight, image[0], dtype)
+            return relax.op.reshape(self.builder_.emit(made), out)
         if geometry.groups != 1 or set(geometry.strides) | set(geometry.dilation) != {1}:
             return call
-        key = geometry, shape
-        if key not in self._faster:
-            self._faster[key] = pays(geometry, shape, self._options)
-        if not self._faster[key]:
+        if not self._once(pays, geometry, shape):
             return call
         stacked = self.builder_.emit_te(
-            lambda x: stack_planes(x, geometry), call.args[0], primfunc_name_hint="planes"
+            lambda x: stack_planes(x, geometry), x, primfunc_name_hint="planes"
         )
-        columns = weight.transpose(0, 2, 3, 1, 4).reshape(weight.shape[0], *geometry.kernel[1:], -1)
-        return self._convolved(call, stacked, columns, of_planes(geometry), out)
-
-    def _convolved(
-        self, call: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry, out: tuple[int, ...]
-    ) -> Any:
-        """The convolution of images, in the shape of the volumes."""
-        made = relax.op.nn.conv2d(
-            x,
-            constant(weight.reshape(len(weight), *geometry.kernel, -1)),
-            strides=geometry.strides,
-            padding=(*geometry.pad_before, *geometry.pad_after),
-            dilation=geometry.dilation,
-            data_layout=DATA.replace("D", ""),
-            kernel_layout=KERNEL.replace("D", ""),
-            out_dtype=call.attrs.out_dtype,
-        )
+        columns = weight.transpose(0, 2, 3, 1, 4)
+        made = self._convolved(IMAGES, stacked, columns, of_planes(geometry), dtype)
         return relax.op.reshape(self.builder_.emit(made), out)
 
 

@@ -27,13 +27,13 @@ import numpy as np
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.fold_window import blocks_shape, of_blocks, split_blocks
-from tvm_ext.graph.legalise_conv import pays_by_winograd, read_conv
+from tvm_ext.graph.folder import IMAGES, Folder
+from tvm_ext.graph.legalise_conv import CONVOLUTIONS, pays_by_winograd, read_conv
 from tvm_ext.graph.legalise_norm import static_shape
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    constant,
     op_name,
     relax,
     rewritten,
@@ -41,10 +41,6 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
-
-DATA, KERNEL = "NHWC", "OHWI"
-OPERATORS = {"relax.nn.conv1d": ("NWC", "OWI"), "relax.nn.conv2d": (DATA, KERNEL)}
-"""What is folded, with its layouts: a sequence is an image of one row."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldDilation")
@@ -67,57 +63,35 @@ class FoldDilation:
 
 
 @relax.expr_functor.mutator
-class _Folder(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, options: FoldDilation) -> None:
-        super().__init__(mod)
-        self._options = options
-        self._faster: dict[Any, bool] = {}
-
+class _Folder(Folder):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        if op_name(call) not in OPERATORS:
+        if op_name(call) not in ("relax.nn.conv1d", IMAGES):
             return call
-        found, out = read_conv(call, *OPERATORS[op_name(call)]), static_shape(call)
+        found, out = read_conv(call, *CONVOLUTIONS[op_name(call)][:2]), static_shape(call)
         if found is None or out is None:
             return call
         geometry, shape, weight = of_image(*found)
         if geometry.groups != 1 or set(geometry.strides) != {1} or set(geometry.dilation) == {1}:
             return call
-        key = geometry, shape
-        if key not in self._faster:
-            self._faster[key] = pays(geometry, shape, self._options)
-        if not self._faster[key]:
+        if not self._once(pays, geometry, shape):
             return call
-        x, rows = call.args[0], rows_of_steps(geometry, shape)
+        x, dtype, rows = call.args[0], call.attrs.out_dtype, rows_of_steps(geometry, shape)
         if rows is not None:
-            made = self._convolved(call, self._reshaped(x, rows[1]), weight, rows[0])
-            return self._reshaped(made, out)
+            made = self._convolved(IMAGES, self._reshaped(x, rows[1]), weight, rows[0], dtype)
+            return self._reshaped(self.builder_.emit(made), out)
         images = self.builder_.emit_te(
             lambda x: split_image(x, geometry),
             self._reshaped(x, shape),
             primfunc_name_hint="images",
         )
-        made = self._convolved(call, images, weight, of_images(geometry))
+        made = self._convolved(IMAGES, images, weight, of_images(geometry), dtype)
         image = self.builder_.emit_te(
-            lambda y: join_images(y, geometry, shape), made, primfunc_name_hint="image"
+            lambda y: join_images(y, geometry, shape),
+            self.builder_.emit(made),
+            primfunc_name_hint="image",
         )
         return self._reshaped(image, out)
-
-    def _convolved(self, call: Any, x: Any, weight: np.ndarray, geometry: ConvGeometry) -> Any:
-        made = relax.op.nn.conv2d(
-            x,
-            constant(weight.reshape(len(weight), *geometry.kernel, -1)),
-            padding=(*geometry.pad_before, *geometry.pad_after),
-            data_layout=DATA,
-            kernel_layout=KERNEL,
-            out_dtype=call.attrs.out_dtype,
-        )
-        return self.builder_.emit(made)
-
-    def _reshaped(self, x: Any, shape: tuple[int, ...]) -> Any:
-        if static_shape(x) == tuple(shape):
-            return x
-        return self.builder_.emit(relax.op.reshape(x, shape))
 
 
 def of_image(

@@ -27,12 +27,12 @@ import numpy as np
 
 from tvm_ext.compute.conv import ConvGeometry
 from tvm_ext.compute.winograd import OUTPUT_TILES
+from tvm_ext.graph.folder import Folder
 from tvm_ext.graph.legalise_conv import CONVOLUTIONS, pays_by_winograd, read_call
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    constant,
     op_name,
     relax,
     rewritten,
@@ -65,12 +65,7 @@ class FoldWindow:
 
 
 @relax.expr_functor.mutator
-class _Folder(relax.PyExprMutator):
-    def __init__(self, mod: IRModule, options: FoldWindow) -> None:
-        super().__init__(mod)
-        self._options = options
-        self._faster: dict[Any, bool] = {}
-
+class _Folder(Folder):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         found = read_call(call) if op_name(call) in CONVOLUTIONS else None
@@ -80,24 +75,17 @@ class _Folder(relax.PyExprMutator):
         dense = set(geometry.dilation) == {1} and geometry.groups == 1 and len(shape) < 5
         if not dense or geometry.kernel == of_blocks(geometry).kernel:
             return call
-        key = geometry, shape, planes
-        if key not in self._faster:
-            self._faster[key] = pays(geometry, shape, planes, self._options)
-        if not self._faster[key]:
+        if not self._once(pays, geometry, shape, planes):
             return call
         blocks = self.builder_.emit_te(
             lambda x: split_blocks(x, geometry, planes),
             call.args[0],
             primfunc_name_hint="blocks",
         )
-        joined = relax.op.reshape(blocks, blocks_shape(geometry, shape))
-        data, kernel, _ = CONVOLUTIONS[op_name(call)]
-        return getattr(relax.op.nn, op_name(call).rsplit(".", 1)[-1])(
-            self.builder_.emit(joined),
-            constant(blocks_of_taps(weight, geometry, planes)),
-            data_layout=data,
-            kernel_layout=kernel,
-            out_dtype=call.attrs.out_dtype,
+        joined = self._reshaped(blocks, blocks_shape(geometry, shape))
+        taps = blocks_of_taps(weight, geometry, planes)
+        return self._convolved(
+            op_name(call), joined, taps, of_blocks(geometry), call.attrs.out_dtype
         )
 
 

@@ -86,6 +86,7 @@ GROUPS = {
 }
 TILES = {name: (7 - max(taps),) for name, (_, taps) in WINDOWS.items()}
 CASES = [(name, m) for name in SHAPES for m in TILES.get(name, (2, 4))]
+THIRDS = 3
 
 
 def window_of(name: str) -> tuple[int, ...]:
@@ -158,11 +159,13 @@ def arrays(name: str) -> tuple[np.ndarray, ...]:
 
 
 def some_plans(name: str, m: int, machine: str) -> list[TilePlan]:
-    """The picker's first choice, and the best of each form: whole or cut, with tails or without."""
+    """The picker's first choice, and the best of some forms, whole or cut, with tails or without:
+    a third of them, another third for the next case."""
     graph = read_prepared(program(name, m))
     plans = [candidate.plan for candidate in pick(graph, resolve(machine), 1000)]
     forms = {form(graph, plan): plan for plan in reversed(plans) if plan.rule == "chain"}
-    return list(dict.fromkeys((plans[0], plans[-1], *forms.values())))
+    some = list(forms.values())[CASES.index((name, m)) % THIRDS :: THIRDS]
+    return list(dict.fromkeys((plans[0], plans[-1], *some)))
 
 
 def form(graph: TileGraph, plan: TilePlan) -> tuple[object, ...]:

@@ -7,7 +7,8 @@ put together. So it runs once on random data, and so do its kernels, turn by tur
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from statistics import mean
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.graph.reroll_loops import RerollLoops
+from tvm_ext.hardware import physical_cores
 from tvm_ext.measure.build import build as compile_kernel
 from tvm_ext.measure.inputs import numpy_dtype
 from tvm_ext.measure.job import Failure
@@ -59,6 +61,7 @@ class Loops:
         self._target, self._checked = target, checked
         self._found: dict[str, Rolled] = {}
         self._times: Counter[str] = Counter()
+        self._asked: set[str] = set()
         self.kernels: dict[str, Kernel] = {}
         self.notes: list[str] = []
         """Why loops are not kernels."""
@@ -68,7 +71,7 @@ class Loops:
         without any if a `PassContext` leaves the pass out."""
         if "RerollLoops" in tvm.transform.PassContext.current().disabled_pass:
             return mod
-        rerolled = RerollLoops(accepts=self._accept)(mod)  # type: ignore[operator]
+        rerolled = RerollLoops(accepts=self._accepted)(mod)  # type: ignore[operator]
         return self._without_those_inside(rerolled)
 
     def groups(self) -> list[Group]:
@@ -99,33 +102,46 @@ class Loops:
             }
         )
 
-    def _accept(self, name: str, loop: Rolled) -> bool:
-        self._times[name] += 1
-        if self._times[name] == 1 and self._is_right(name, loop):
-            self._found[name] = loop
-        return name in self._found
+    def _accepted(self, loops: Sequence[tuple[str, Rolled]]) -> Collection[str]:
+        """The loops that are kernels from now on: compiled on all cores, checked when ready."""
+        self._times.update(name for name, _ in loops)
+        likely: dict[str, Rolled] = {}
+        for name, loop in loops:
+            if name not in self._asked and self._is_short(loop):
+                likely[name] = loop
+            self._asked.add(name)
+        with ThreadPoolExecutor(physical_cores()) as pool:
+            jobs = [(name, pool.submit(self._compiled, name, likely[name])) for name in likely]
+            for name, job in jobs:
+                if kernel := self._right(name, likely[name], job.result()):
+                    self.kernels[name] = kernel
+                    self._found[name] = likely[name]
+        return self._found.keys()
 
-    def _is_right(self, name: str, loop: Rolled) -> bool:
+    def _is_short(self, loop: Rolled) -> bool:
         if any(kernel not in self._kernels for kernel, _ in loop.kernels):
             return False
-        if mean(self._planned[kernel].option.predicted_us for kernel, _ in loop.kernels) > LONG_US:
-            return False
+        return mean(self._planned[one].option.predicted_us for one, _ in loop.kernels) <= LONG_US
+
+    def _compiled(self, name: str, loop: Rolled) -> Kernel | Failure:
         built = compile_kernel(loop.func, self._target, name, run=False)
         if isinstance(built, Failure):
-            self.notes.append(f"loop {name} left as calls: {built.message}")
-            return False
-        kernel = Kernel.of(built.module, name, self._checked)
-        if self._checked:
-            mains = {name: self._kernels[name].main for name, _ in loop.kernels}
-            found: list[str] = []
-            with shield(f"loop {name} left as calls", found):
+            return built
+        return Kernel.of(built.module, name, self._checked)
+
+    def _right(self, name: str, loop: Rolled, kernel: Kernel | Failure) -> Kernel | None:
+        """The kernel, if it is one and does what those inside do."""
+        found: list[str] = []
+        reason = f"loop {name} left as calls"
+        if isinstance(kernel, Failure):
+            found.append(f"{reason}: {kernel.message}")
+        elif self._checked:
+            mains = {inside: self._kernels[inside].main for inside, _ in loop.kernels}
+            with shield(reason, found):
                 if wrong := differs(loop, kernel.main, mains):
-                    found.append(f"loop {name} left as calls: {wrong}")
-            if found:
-                self.notes += found
-                return False
-        self.kernels[name] = kernel
-        return True
+                    found.append(f"{reason}: {wrong}")
+        self.notes += found
+        return None if found or isinstance(kernel, Failure) else kernel
 
     def _group(self, name: str, loop: Rolled) -> Group:
         """Without a predicted time: those of its kernels are of weights out of cache, which they

@@ -18,7 +18,7 @@ from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach
 from tvm_ext.tir import prepare
-from tvm_ext.tir.prepare import MOST_FLOPS, MOST_LOADS
+from tvm_ext.tir.prepare import MOST_FLOPS, MOST_IN_INDEX, MOST_LOADS
 from tvm_ext.tvm_api import TensorLoad, structural_walk, te, tirx, topi
 
 
@@ -129,6 +129,20 @@ def test_nor_does_what_costs_much() -> None:
     graph = prepared_graph(te.create_prim_func([x, value]))
     assert len(graph.nodes) > 1
     assert max(node.flops_per_point for node in graph.nodes) <= MOST_FLOPS
+
+
+def test_what_takes_many_steps_is_no_part_of_an_index() -> None:
+    """Each read of a gathered row would look through all of them: a detector's places of boxes,
+    which tell what is alive and divide, took TVM seconds to inline."""
+    table = te.placeholder((9, 4), "float32", "table")
+    given = [te.placeholder((50,), "int64", name) for name in ("a", "b", "c", "d", "e")]
+    for count, stages in ((MOST_IN_INDEX, 1), (MOST_IN_INDEX + 1, 2)):
+        index = given[0]
+        for other in given[1:count]:
+            index = topi.add(index, other)
+        rows = topi.take(table, index, axis=0, mode="clip")
+        func = te.create_prim_func([table, *given[:count], rows])
+        assert len(prepared_graph(func).nodes) == stages
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:

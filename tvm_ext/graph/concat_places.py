@@ -45,7 +45,7 @@ class Kernels:
             if isinstance(function, PrimFunc)
         }
         self._outputs: dict[Any, frozenset[int]] = {}
-        self._taken: dict[tuple[Any, int, Strides], bool] = {}
+        self._taken: dict[tuple[Any, int], bool] = {}
         self.variants: dict[tuple[Any, tuple[tuple[int, Strides], ...]], Any] = {}
 
     def add(self, variable: Any, func: PrimFunc) -> None:
@@ -69,8 +69,8 @@ class Kernels:
         return self._outputs[variable]
 
     def takes(self, variable: Any, place: int, strides: Strides) -> bool:
-        """Whether a parameter may be a slice."""
-        key = (variable, place, strides)
+        """Whether a parameter may be a slice, of whatever strides."""
+        key = (variable, place)
         if key not in self._taken:
             try:
                 with_slices(self._functions[variable], {place: strides})

@@ -18,7 +18,7 @@ kept.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,13 @@ from tvm_ext.graph.straight import Straight
 from tvm_ext.tir.roll import Rolled
 from tvm_ext.tvm_api import IRModule, Target, op_name, relax, structural_walk, tvm
 
-Accepts = Callable[[str, Rolled], bool]
+Accepts = Callable[[Sequence[tuple[str, Rolled]]], Collection[str]]
+"""Given the loops that there can be, with what each is called, equal ones alike: the names of those
+that may be some."""
+
+
+def _all_of_them(loops: Sequence[tuple[str, Rolled]]) -> Collection[str]:
+    return {name for name, _ in loops}
 
 
 @tvm.transform.module_pass(opt_level=0, name="RerollLoops")
@@ -40,11 +46,11 @@ class RerollLoops:
     """Rerolls functions that run straight through, for CPUs.
 
     least    turns that are worth a loop
-    accepts  asked whether a loop, which is called so, may be one; equal ones have one name
+    accepts  asked which loops may be some
     """
 
     least: int = 4
-    accepts: Accepts = lambda _name, _loop: True
+    accepts: Accepts = _all_of_them
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module, after CallTIRRewrite and before memory is planned, with loops as kernels; as
@@ -68,6 +74,8 @@ class RerollLoops:
         instead: dict[Any, Any] = {}
         rooms: dict[int, list[Any]] = defaultdict(list)
         places = {binding.var: place for place, binding in enumerate(straight.bindings)}
+        found: list[tuple[str, Rolled]] = []
+        kernels = []
         for loop, calls in straight.loops(self.least):
             kernel = LoopKernel(mod, builder, loop, calls, straight)
             try:
@@ -75,8 +83,11 @@ class RerollLoops:
             except PlanError:
                 continue
             first = f"loop_{calls[0].kernel.name_hint}_{calls[0].binding}"
-            name = names.setdefault(StructuralKey(rolled.func), first)
-            if not self.accepts(name, rolled):
+            found.append((names.setdefault(StructuralKey(rolled.func), first), rolled))
+            kernels.append((kernel, loop, calls))
+        accepted = self.accepts(found) if found else ()
+        for (name, rolled), (kernel, loop, calls) in zip(found, kernels, strict=True):
+            if name not in accepted:
                 continue
             made[calls[-1].binding] = kernel.call(name, rolled.func)
             gone |= {one.binding for one in calls}

@@ -55,6 +55,9 @@ COSTLY_FLOPS = 10
 MOST_LOADS, MOST_FLOPS = 64, 256
 """Loads and operations of a statement that nothing more is inlined into, each as often as it is
 written: TVM's simplifier takes minutes for a power that is written twelve times."""
+MOST_IN_INDEX = 4
+"""Loads of a statement that becomes part of an index at most: TVM looks through every index for
+the bounds of what is read, again with each statement that it inlines."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
 
@@ -164,9 +167,19 @@ class _Lengths:
             (counts.total(), flops(body.value) if counts else 0.0)
             for counts, body in zip(self._loads, bodies, strict=True)
         ]
+        self._indices = [
+            {inner.source for load in loads(body.value) for inner in loads(load.indices)}
+            if counts and any(None in access.dims for access in node.reads)
+            else set()
+            for counts, body, node in zip(self._loads, bodies, graph.nodes, strict=True)
+        ]
 
     def have_room(self, index: int) -> bool:
-        """Whether no statement would be too long with the node inlined."""
+        """Whether no statement, and no index, would be too long with the node inlined."""
+        own, written = self._lengths[index][0], self._written[index]
+        readers = self._graph.consumers(index)
+        if own > MOST_IN_INDEX and any(written in self._indices[one] for one in readers):
+            return False
         added = self._after(index).values()
         return all(count <= MOST_LOADS and work <= MOST_FLOPS for count, work in added)
 

@@ -203,6 +203,8 @@ def monomial(expr: Any) -> tuple[int, tuple[Any, ...]] | None:
 def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | None:
     """The index as an AffineDim; None if it is not `(linear // div) % mod` within the bounds."""
     if not isinstance(expr, tirx.Var | tirx.IntImm):
+        if loads(expr):  # data: of long ones TVM's simplifier takes milliseconds
+            return None
         expr = bounds.simplify(expr)
     div, mod = 1, 0
     if isinstance(expr, tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):

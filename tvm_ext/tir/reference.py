@@ -73,7 +73,7 @@ class Reference:
         """Chosen elements of one output, by their row-major flat indices.
 
         `inputs` are the arrays given to the kernel (they are taken as exact). Memory beyond them
-        stays below 200 MB plus 17 bytes for each element of the reductions that are read.
+        stays below 200 MB plus 18 bytes for each element of the reductions that are read.
         """
         if [a.shape for a in inputs] != [shape for shape, _ in self.inputs]:
             raise ValueError(f"inputs have shapes {[a.shape for a in inputs]}, not {self.inputs}")

@@ -88,15 +88,15 @@ def _blocked_axes(
     body = schedule.get(block)
     bounds = _bounds(body)
     tensors = list(dict.fromkeys(access.tensor for access in node.reads))
+    places = dict(zip(sources(body.body), tensors, strict=True))
     unclear = [
         index
-        for source, tensor in zip(sources(body.body), tensors, strict=True)
         for load in loads(body.body.value)
-        if load.source.same_as(source)
-        for access in node.reads
-        if access.tensor == tensor
-        for index, dim in zip(load.indices, access.dims, strict=True)
-        if dim is None
+        for place, index in enumerate(load.indices)
+        if any(
+            access.tensor == places.get(load.source) and access.dims[place] is None
+            for access in node.reads
+        )
     ]
     found: dict[int, set[int]] = {}
     for size, variable in divisions(map(bounds.simplify, unclear)):

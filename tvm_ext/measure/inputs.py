@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -46,22 +48,27 @@ def make_inputs(arguments: tuple[Argument, ...], seed: int) -> list[np.ndarray]:
     with the same arguments holds the same data. Large arrays repeat their first `DRAWN` floats.
     """
     return [
-        _draw(argument, np.random.default_rng((seed, position)))
+        _draw(argument, seed, position)
         for position, argument in enumerate(arguments)
         if not argument.output
     ]
 
 
-def _draw(argument: Argument, generator: np.random.Generator) -> np.ndarray:
+def _draw(argument: Argument, seed: int, position: int) -> np.ndarray:
     dtype = numpy_dtype(argument.dtype)
     if argument.halves:
         *outer, last = argument.shape
         each = dtype.itemsize // numpy_dtype(HALF).itemsize
-        return _draw(Argument((*outer, each * last), HALF), generator).view(dtype)
-    if dtype == np.bool_:
-        return generator.integers(0, 2, argument.shape).astype(np.bool_)
-    if dtype.kind in "iu":
-        return generator.integers(*argument.span, argument.shape, dtype=np.int64).astype(dtype)
-    kind = np.float64 if dtype == np.float64 else np.float32
-    drawn = generator.standard_normal(min(prod(argument.shape), DRAWN), dtype=kind)
-    return np.resize(drawn, argument.shape).astype(dtype, copy=False)
+        return _draw(Argument((*outer, each * last), HALF), seed, position).view(dtype)
+    if dtype.kind in "biu":
+        generator = np.random.default_rng((seed, position))
+        span = (0, 2) if dtype == np.bool_ else argument.span
+        return generator.integers(*span, argument.shape, dtype=np.int64).astype(dtype)
+    drawn = _normals(seed, position, "float64" if dtype == np.float64 else "float32")
+    return np.resize(drawn[: prod(argument.shape)], argument.shape).astype(dtype, copy=False)
+
+
+@lru_cache(maxsize=16)
+def _normals(seed: int, position: int, dtype: Literal["float32", "float64"]) -> np.ndarray:
+    """Kept: drawing them takes longer than a small kernel's check."""
+    return np.random.default_rng((seed, position)).standard_normal(DRAWN, dtype)

@@ -23,8 +23,9 @@ class Order:
     """The nodes of a stage in evaluation order, split by what they change with.
 
     `once` for the points alone, `boxes` with the reduction as well, `steps` with a fold's state;
-    `sliced` are the `boxes` that a fold reads step by step. `elements`: how large a chunk of the
-    domain may be. `step_cost`: multiply-adds of one iteration, a special function being one.
+    `sliced` are the `boxes` that a fold reads step by step. `together`: the loads of `once` whose
+    places no data say, by the stage that they read. `elements`: how large a chunk of the domain may
+    be. `step_cost`: multiply-adds of one iteration, a special function being one.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -42,6 +43,11 @@ class Order:
                 self.boxes.append(node)
             else:
                 self.once.append(node)
+        self.together: dict[int, list[Node]] = {}
+        for node in self.once:
+            told = node.op == "load" and not any(arg.dynamic for arg in node.args)
+            if told and node.data.kind == "stage":
+                self.together.setdefault(node.data.number, []).append(node)
         needed = {arg for node in self.steps for arg in node.args} | set(stage.update)
         self.sliced = [node for node in self.boxes if node in needed]
         working = self.boxes + self.steps if stage.reduce else self.once
@@ -94,6 +100,9 @@ class Run:
             for var, coord in zip(stage.coords, np.unravel_index(flat, stage.shape), strict=True):
                 if var is not None:
                     memo[var] = Value(coord.astype(var.dtype))
+        for number, loads in order.together.items():
+            if len(loads) > 1:
+                self._know(number, self._places(loads, memo))
         self._evaluate(order.once, memo)
         if stage.rule == "map":
             results = [memo[node] for node in stage.update]
@@ -190,6 +199,12 @@ class Run:
                 current = [at[node] for node in stage.update]
         return current
 
+    def _places(self, loads: Sequence[Node], memo: dict[Node, Value]) -> Array:
+        """The flat indices that loads of one stage read, all of them."""
+        self._evaluate(topological([arg for load in loads for arg in load.args]), memo)
+        each = [_flat_index([memo[a].x for a in one.args], one.data.shape) for one in loads]
+        return np.concatenate([np.ravel(flat) for flat in each])
+
     def _load(self, source: Source, indices: list[Value]) -> Value:
         flat = _flat_index([index.x for index in indices], source.shape)
         value = self._gather(source, flat)
@@ -206,25 +221,29 @@ class Run:
             x = self._inputs[source.number].take(flat, mode="clip")
             dtype = self._program.inputs[source.number][1]
             return Value(x.astype(np.float64) if is_float(dtype) else x)
-        stage = self._program.stages[source.number]
-        if source.number not in self._memos:
-            self._memos[source.number] = _Memo(stage)
-        memo = self._memos[source.number]
+        memo = self._know(source.number, flat)
+        flat, c = np.clip(flat, 0, memo.known.size - 1), source.component
+        return Value(memo.values[c][flat], 0.0, None if memo.exact[c] else memo.errors[c][flat])
+
+    def _know(self, number: int, flat: Array) -> _Memo:
+        """What is known of a stage, those elements included."""
+        if number not in self._memos:
+            self._memos[number] = _Memo(self._program.stages[number])
+        memo = self._memos[number]
         flat = np.clip(flat, 0, memo.known.size - 1)
         unknown = flat[~memo.known[flat]]
         if unknown.size:
             memo.marked[unknown] = True
             new = np.flatnonzero(memo.marked)
             memo.marked[new] = False
-            for c, value in enumerate(self.compute(source.number, new)):
+            for c, value in enumerate(self.compute(number, new)):
                 spread = value.spread()
                 memo.values[c][new] = value.x
                 if spread is not None:
                     memo.errors[c][new] = spread
                     memo.exact[c] = False
             memo.known[new] = True
-        c = source.component
-        return Value(memo.values[c][flat], 0.0, None if memo.exact[c] else memo.errors[c][flat])
+        return memo
 
 
 def _concatenate(parts: Sequence[Value]) -> Value:

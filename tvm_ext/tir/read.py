@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from tvm_ext import tvm_pairs
 from tvm_ext.tile.axis import Axis
@@ -18,6 +20,7 @@ from tvm_ext.tvm_api import (
     Schedule,
     TensorLoad,
     WalkResult,
+    ir,
     s_tir,
     schedule_of,
     structural_walk,
@@ -30,6 +33,7 @@ from tvm_ext.tvm_dots import is_dot, multiplies_tensors
 _SPECIAL_FLOPS = 10.0
 _DOT_FLOPS = 2.0
 """Of four bytes: with the sum it is added to it is one instruction, as a multiply-add is."""
+_LEAVES = (TensorLoad, tirx.FloatImm, tirx.IntImm, tirx.Var)
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 
 
@@ -85,6 +89,8 @@ def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
 
 def flops(expr: Any) -> float:
     """Floating-point operations of one evaluation; index arithmetic is free."""
+    if isinstance(expr, _LEAVES):
+        return 0.0
     total = 0.0
 
     def choice(node: Any) -> WalkResult:
@@ -202,10 +208,12 @@ def monomial(expr: Any) -> tuple[int, tuple[Any, ...]] | None:
 
 def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | None:
     """The index as an AffineDim; None if it is not `(linear // div) % mod` within the bounds."""
-    if not isinstance(expr, tirx.Var | tirx.IntImm):
-        if loads(expr):  # data: of long ones TVM's simplifier takes milliseconds
-            return None
-        expr = bounds.simplify(expr)
+    if isinstance(expr, tirx.Var | tirx.IntImm):
+        form = linear(expr, axes)
+        return AffineDim(tuple(form[0]), form[1]) if form else None
+    if loads(expr):  # data: of long ones TVM's simplifier takes milliseconds
+        return None
+    expr = bounds.simplify(expr)
     div, mod = 1, 0
     if isinstance(expr, tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):
         mod, expr = int(expr.b.value), expr.a
@@ -260,8 +268,22 @@ class _Reader:
         self.index: dict[Any, int] = {}
         self.params = set(func.params)
 
-    def tensor(self, buffer: Any, written: bool = False) -> int:
-        """Index of the buffer's tensor, added on first sight."""
+    def node(self, block: Any) -> TileNode:
+        """The node of one block. A block that is not one plain store becomes `opaque`."""
+        if _is_plain(block):
+            node, buffers = _plain_node(str(block.name_hint), block.body, _axes(block))
+        else:
+            node, buffers = _opaque_node(block)
+        numbers = [self._number(buffer, written) for buffer, written in buffers]
+
+        def renumbered(access: Access) -> Access:
+            return Access(numbers[access.tensor], access.dims)
+
+        reads = tuple(map(renumbered, node.reads))
+        return structs.replace(node, reads=reads, write=renumbered(node.write))
+
+    def _number(self, buffer: Any, written: bool) -> int:
+        """Number of the buffer's tensor, added on first sight."""
         if buffer not in self.index:
             role = "inner"
             if buffer in self.params:
@@ -272,49 +294,72 @@ class _Reader:
             self.tensors.append(Tensor(str(buffer.name), shape, dtype, _dtype_bytes(dtype), role))
         return self.index[buffer]
 
-    def node(self, block: Any) -> TileNode:
-        """The node of one block. A block that is not one plain store becomes `opaque`."""
-        axes = tuple(
-            Axis(str(iv.var.name), int(iv.dom.extent), "reduce" if iv.iter_type == 2 else "space")
-            for iv in block.iter_vars
-        )
-        position = {iv.var: i for i, iv in enumerate(block.iter_vars)}
-        bounds = Analyzer()
-        for iv in block.iter_vars:
-            bounds.bind(iv.var, iv.dom)
 
-        def dims(indices: Any) -> tuple[AffineDim | None, ...]:
-            return tuple(affine(index, position, bounds) for index in indices)
+Buffers = tuple[tuple[Any, bool], ...]
+"""The tensors of a node that numbers them itself, with whether each is written first."""
 
-        plain = isinstance(block.body, tirx.BufferStore) and all(
-            iv.iter_type in (0, 2) for iv in block.iter_vars
-        )
-        if not plain:
-            reads = tuple(self._whole(region.source) for region in block.reads)
-            if not block.writes:
-                raise ValueError("a block without writes")
-            write = self._whole(block.writes[0].source, written=True)
-            return TileNode(str(block.name_hint), "opaque", axes, reads, write, 0.0)
-        store = block.body
-        target = self.tensor(store.buffer, written=True)
-        write = Access(target, dims(store.indices))
-        reads = tuple(
-            dict.fromkeys(
-                Access(self.tensor(load.source), dims(load.indices))
-                for load in loads(store.value)
-                if not load.source.same_as(store.buffer)
-            )
-        )
-        kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
-        zeros = holes(store.value, position, [axis.kind for axis in axes])
-        useful = flops(store.value) / prod(hole.step for hole in zeros)
-        halves = kind == "reduce" and adds(tvm_pairs.multiplies_tensors, store.value)
-        dots = halves or (kind == "reduce" and adds(multiplies_tensors, store.value))
-        name = str(block.name_hint)
-        return TileNode(name, kind, axes, reads, write, useful, zeros, dots, halves)
 
-    def _whole(self, buffer: Any, written: bool = False) -> Access:
-        return Access(self.tensor(buffer, written), (None,) * len(buffer.shape))
+def _is_plain(block: Any) -> bool:
+    """Whether a block is one store, over axes of results and of sums."""
+    kinds = all(iv.iter_type in (0, 2) for iv in block.iter_vars)
+    return kinds and isinstance(block.body, tirx.BufferStore)
+
+
+def _axes(block: Any) -> tuple[tuple[Any, Axis], ...]:
+    """The axes of a block, behind their variables."""
+    return tuple(
+        (
+            iv.var,
+            Axis(str(iv.var.name), int(iv.dom.extent), "reduce" if iv.iter_type == 2 else "space"),
+        )
+        for iv in block.iter_vars
+    )
+
+
+def _opaque_node(block: Any) -> tuple[TileNode, Buffers]:
+    if not block.writes:
+        raise ValueError("a block without writes")
+    regions = [*((region.source, False) for region in block.reads), (block.writes[0].source, True)]
+    numbers: dict[Any, tuple[int, bool]] = {}
+    *reads, write = (
+        Access(numbers.setdefault(b, (len(numbers), written))[0], (None,) * len(b.shape))
+        for b, written in regions
+    )
+    axes = tuple(axis for _, axis in _axes(block))
+    node = TileNode(str(block.name_hint), "opaque", axes, tuple(reads), write, 0.0)
+    return node, tuple((buffer, written) for buffer, (_, written) in numbers.items())
+
+
+@lru_cache(maxsize=1024)
+def _plain_node(
+    name: str, store: Any, known: tuple[tuple[Any, Axis], ...]
+) -> tuple[TileNode, Buffers]:
+    """Kept, since a schedule is read again where few of its statements have changed."""
+    axes = tuple(axis for _, axis in known)
+    position = {var: i for i, (var, _) in enumerate(known)}
+    bounds = Analyzer()
+    for var, axis in known:
+        dtype = str(var.ty.dtype)
+        bounds.bind(var, ir.Range(tirx.const(0, dtype), tirx.const(axis.extent, dtype)))
+    numbers: dict[Any, int] = {store.buffer: 0}
+
+    def access(buffer: Any, indices: Any) -> Access:
+        dims = tuple(affine(index, position, bounds) for index in indices)
+        return Access(numbers.setdefault(buffer, len(numbers)), dims)
+
+    write = access(store.buffer, store.indices)
+    reads = dict.fromkeys(
+        access(load.source, load.indices)
+        for load in loads(store.value)
+        if not load.source.same_as(store.buffer)
+    )
+    kind = "reduce" if any(axis.kind == "reduce" for axis in axes) else "map"
+    zeros = holes(store.value, position, [axis.kind for axis in axes])
+    useful = flops(store.value) / prod(hole.step for hole in zeros)
+    halves = kind == "reduce" and adds(tvm_pairs.multiplies_tensors, store.value)
+    dots = halves or (kind == "reduce" and adds(multiplies_tensors, store.value))
+    node = TileNode(name, kind, axes, tuple(reads), write, useful, zeros, dots, halves)
+    return node, tuple((buffer, number == 0) for buffer, number in numbers.items())
 
 
 def read_schedule(schedule: Schedule, func: PrimFunc, signature: str = "") -> TileGraph | None:

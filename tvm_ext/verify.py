@@ -15,9 +15,10 @@ import numpy as np
 from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
 from tvm_ext.planner import Planned, Task
 from tvm_ext.tir import Reference
+from tvm_ext.tir.affine import loads
 from tvm_ext.tir.compare import choose, choose_lines, compare
 from tvm_ext.tir.least import least
-from tvm_ext.tir.read import loads, read
+from tvm_ext.tir.read import read
 from tvm_ext.tir.slices import gathered, span, spread
 from tvm_ext.tir.symbolic import instance, of_tensors, ones, symbols
 from tvm_ext.tvm_api import PrimFunc, TensorLoad, structural_walk, tirx, tvm

@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm_ext.graph.concat_places import Kernels, Place, Places, another_name, places, unit_extents
 from tvm_ext.graph.name_fields import name_fields
-from tvm_ext.tir.read import linear
+from tvm_ext.tir.affine import linear
 from tvm_ext.tir.slices import Strides, sliced, span
 from tvm_ext.tir.symbolic import symbols
 from tvm_ext.tvm_api import (

@@ -11,8 +11,8 @@ from tvm_ext.graph.constant_form import LIMITS, Length
 from tvm_ext.graph.grown_constants import is_said_of
 from tvm_ext.graph.plan_memory import input_symbols
 from tvm_ext.graph.unify import Point, calls_of
+from tvm_ext.tir.affine import linear
 from tvm_ext.tir.generalise import numbers
-from tvm_ext.tir.read import linear
 from tvm_ext.tir.symbolic import substituted
 from tvm_ext.tvm_api import (
     Analyzer,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from tvm_ext.graph.memory_order import ALLOC, VIEWS
 from tvm_ext.graph.name_fields import name_fields
-from tvm_ext.tir.read import monomial
+from tvm_ext.tir.affine import monomial
 from tvm_ext.tir.symbolic import symbols_of
 from tvm_ext.tvm_api import IRModule, element_bytes, extents_of, ir, op_name, relax, tirx, tvm
 

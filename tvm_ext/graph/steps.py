@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from tvm_ext.tir.read import linear, written_places
+from tvm_ext.tir.affine import linear
+from tvm_ext.tir.read import written_places
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,

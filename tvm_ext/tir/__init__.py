@@ -1,6 +1,6 @@
 """Between TIR and tiles: PrimFuncs in, TileGraphs out; TilePlans in, schedules out.
 
-read        blocks to nodes, buffer indices to affine maps
+read        blocks to nodes;  affine: their indices to maps of axes
 prepare     inline what is free, number the stages;  join_axes: pixels counted by one axis,
             split_axes: phases and blocks by two
 write       a plan to a schedule, one rule a file: write_tile, write_attention, ..;

@@ -15,7 +15,8 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from tvm_ext.tir.read import linear, terms
+from tvm_ext.tir.affine import linear
+from tvm_ext.tir.read import terms
 from tvm_ext.tvm_api import PrimFunc, s_tir, structural_map, substitute, tirx, uses, variables
 
 

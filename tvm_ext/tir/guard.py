@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm_ext.tir.affine import linear, loads
 from tvm_ext.tir.margins import Margins
-from tvm_ext.tir.read import linear, loads, terms
+from tvm_ext.tir.read import terms
 from tvm_ext.tvm_api import (
     Call,
     PrimFunc,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext.tile.graph import AffineDim
-from tvm_ext.tir.read import linear
+from tvm_ext.tir.affine import linear
 from tvm_ext.tvm_api import (
     PrimFunc,
     TensorLoad,

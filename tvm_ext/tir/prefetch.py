@@ -22,7 +22,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
-from tvm_ext.tir.read import loads
+from tvm_ext.tir.affine import loads
 from tvm_ext.tir.requests import (
     MAX_LINES,
     flat,

@@ -22,8 +22,9 @@ from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
 from tvm_ext.tile.remember import remembered
 from tvm_ext.tile.strassen import products_of_quarters
+from tvm_ext.tir.affine import loads
 from tvm_ext.tir.join_axes import join_axes, join_rows
-from tvm_ext.tir.read import flops, loads, read_schedule
+from tvm_ext.tir.read import flops, read_schedule
 from tvm_ext.tir.split_axes import split_blocked, split_written, with_simple_quotients
 from tvm_ext.tir.symbolic import typical
 from tvm_ext.tvm_api import (

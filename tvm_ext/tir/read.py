@@ -12,7 +12,8 @@ from msgspec import structs
 
 from tvm_ext import tvm_pairs
 from tvm_ext.tile.axis import Axis
-from tvm_ext.tile.graph import Access, AffineDim, Hole, Tensor, TileGraph, TileNode
+from tvm_ext.tile.graph import Access, Hole, Tensor, TileGraph, TileNode
+from tvm_ext.tir.affine import affine, linear, loads
 from tvm_ext.tvm_api import (
     Analyzer,
     Call,
@@ -41,33 +42,6 @@ def _is_float(expr: Any) -> bool:
     return "float" in str(expr.ty.dtype)
 
 
-def children(node: Any) -> Iterator[Any]:
-    """The sub-expressions of a TIR expression."""
-    if isinstance(node, Call):
-        yield from node.args
-    elif isinstance(node, TensorLoad):
-        yield from node.indices
-    elif isinstance(node, tirx.Cast):
-        yield node.value
-    elif isinstance(node, tirx.Select):
-        yield from (node.condition, node.true_value, node.false_value)
-    elif isinstance(node, tirx.Let):
-        yield from (node.value, node.body)
-    elif isinstance(node, tirx.Not):
-        yield node.a
-    elif isinstance(node, tirx.Broadcast):
-        yield node.value
-    elif hasattr(node, "a") and hasattr(node, "b"):
-        yield from (node.a, node.b)
-
-
-def loads(expr: Any) -> list[Any]:
-    """Every buffer load inside an expression, outermost first."""
-    found: list[Any] = []
-    structural_walk(expr, (TensorLoad, found.append), order="pre")
-    return found
-
-
 def sources(store: Any) -> list[Any]:
     """The tensors that a statement reads, but for the one it writes, each once, in the order of
     their first loads: that in which a node's reads name them. Names may be equal."""
@@ -76,15 +50,6 @@ def sources(store: Any) -> list[Any]:
         if not any(load.source.same_as(other) for other in (*found, store.buffer)):
             found.append(load.source)
     return found
-
-
-def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
-    """Every `variable // size` inside the indices."""
-    for index in indices:
-        division = isinstance(index, tirx.FloorDiv) and isinstance(index.b, tirx.IntImm)
-        if division and isinstance(index.a, tirx.Var):
-            yield int(index.b.value), index.a
-        yield from divisions(children(index))
 
 
 def flops(expr: Any) -> float:
@@ -161,95 +126,6 @@ def holes(expr: Any, axes: dict[Any, int], kinds: list[str]) -> tuple[Hole, ...]
         if len(used) == 2 == sum(step != 0 for step in form[0]):
             found.append(Hole(used["space"], used["reduce"], int(mod.b.value)))
     return tuple(dict.fromkeys(found))
-
-
-def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
-    """Coefficients per axis and the offset of a linear index; None if it is not linear."""
-    if isinstance(expr, tirx.IntImm):
-        return [0] * len(axes), int(expr.value)
-    if isinstance(expr, tirx.Var):
-        if expr not in axes:
-            return None
-        coeffs = [0] * len(axes)
-        coeffs[axes[expr]] = 1
-        return coeffs, 0
-    if isinstance(expr, tirx.Cast):
-        return linear(expr.value, axes)
-    if isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul):
-        left, right = linear(expr.a, axes), linear(expr.b, axes)
-        if left is None or right is None:
-            return None
-        if isinstance(expr, tirx.Mul):
-            if any(left[0]) and any(right[0]):
-                return None
-            (coeffs, offset), scale = (left, right[1]) if any(left[0]) else (right, left[1])
-            return [c * scale for c in coeffs], offset * scale
-        sign = 1 if isinstance(expr, tirx.Add) else -1
-        pairs = zip(left[0], right[0], strict=True)
-        return [a + sign * b for a, b in pairs], left[1] + sign * right[1]
-    return None
-
-
-def monomial(expr: Any) -> tuple[int, tuple[Any, ...]] | None:
-    """A number times variables, each once; None of any other expression."""
-    if isinstance(expr, tirx.IntImm):
-        return int(expr.value), ()
-    if isinstance(expr, tirx.Var):
-        return 1, (expr,)
-    if isinstance(expr, tirx.Cast):
-        return monomial(expr.value)
-    if not isinstance(expr, tirx.Mul):
-        return None
-    left, right = monomial(expr.a), monomial(expr.b)
-    if left is None or right is None or set(left[1]) & set(right[1]):
-        return None
-    return left[0] * right[0], (*left[1], *right[1])
-
-
-def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | None:
-    """The index as an AffineDim; None if it is not `(linear // div) % mod` within the bounds."""
-    if isinstance(expr, tirx.Var | tirx.IntImm):
-        form = linear(expr, axes)
-        return AffineDim(tuple(form[0]), form[1]) if form else None
-    if loads(expr):  # data: of long ones TVM's simplifier takes milliseconds
-        return None
-    expr = bounds.simplify(expr)
-    div, mod = 1, 0
-    if isinstance(expr, tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):
-        mod, expr = int(expr.b.value), expr.a
-    if isinstance(expr, tirx.FloorDiv) and isinstance(expr.b, tirx.IntImm):
-        div, expr = int(expr.b.value), expr.a
-        inner = expr.b if isinstance(expr, tirx.FloorMod) else None
-        if isinstance(inner, tirx.IntImm) and not mod and int(inner.value) % div == 0:
-            # (i % m) // d = (i // d) % (m / d) where d divides m
-            mod, expr = int(inner.value) // div, expr.a
-    parts = list(_summands(expr))
-    whole = [part for part in parts if not _is_quotient(part)]
-    if div == 1 and len(whole) == len(parts) - 1:
-        # i + j // d = (i * d + j) // d
-        quotient = next(part for part in parts if _is_quotient(part))
-        div = int(quotient.b.value)
-        forms = [*(linear(part * div, axes) for part in whole), linear(quotient.a, axes)]
-    else:
-        forms = [linear(expr, axes)]
-    known = [form for form in forms if form is not None]
-    if len(known) < len(forms):
-        return None
-    coeffs = tuple(map(sum, zip(*(form[0] for form in known), strict=True)))
-    return AffineDim(coeffs, sum(form[1] for form in known), div, mod)
-
-
-def _summands(expr: Any) -> Iterator[Any]:
-    """What an index is the sum of."""
-    if isinstance(expr, tirx.Add):
-        yield from _summands(expr.a)
-        yield from _summands(expr.b)
-    else:
-        yield expr
-
-
-def _is_quotient(expr: Any) -> bool:
-    return isinstance(expr, tirx.FloorDiv) and isinstance(expr.b, tirx.IntImm)
 
 
 def _dtype_bytes(dtype: str) -> int:

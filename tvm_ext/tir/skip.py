@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tvm_ext.tir.affine import linear
 from tvm_ext.tir.margins import block_with
-from tvm_ext.tir.read import linear, terms
+from tvm_ext.tir.read import terms
 from tvm_ext.tir.requests import Place, over_reduction, places, serial
 from tvm_ext.tvm_api import (
     Analyzer,

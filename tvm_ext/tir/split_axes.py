@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from tvm_ext.tile.graph import AffineDim, TileGraph, TileNode
-from tvm_ext.tir.read import divisions, loads, sources
+from tvm_ext.tir.affine import divisions, loads
+from tvm_ext.tir.read import sources
 from tvm_ext.tvm_api import (
     Analyzer,
     PrimFunc,

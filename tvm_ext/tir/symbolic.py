@@ -21,7 +21,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tvm_ext.tile.independent import is_independent
-from tvm_ext.tir.read import affine, linear, loads, read
+from tvm_ext.tir.affine import affine, linear, loads
+from tvm_ext.tir.read import read
 from tvm_ext.tir.slices import Strides, of_rows, with_slices
 from tvm_ext.tvm_api import (
     Analyzer,

@@ -20,8 +20,8 @@ from typing import Any
 
 from tvm_ffi import structural_equal
 
+from tvm_ext.tir.affine import loads
 from tvm_ext.tir.guard import guarded
-from tvm_ext.tir.read import loads
 from tvm_ext.tvm_api import (
     Analyzer,
     Call,

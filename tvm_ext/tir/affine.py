@@ -1,6 +1,6 @@
 """Indices of tensors as affine maps of axes.
 
-    x[h * 2 + k, c // 4]    →    h * 2 + 0 * c + k,  (0 * h + c + 0 * k) // 4
+x[h * 2 + k, c // 4]    →    h * 2 + 0 * c + k,  (0 * h + c + 0 * k) // 4
 """
 
 from __future__ import annotations

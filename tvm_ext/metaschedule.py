@@ -20,6 +20,7 @@ from tvm_ext.planner import Task
 from tvm_ext.records import Record
 from tvm_ext.records.record import decode_line, encode_line
 from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tir.shift import SHIFT
 from tvm_ext.tir.transpose import SQUARE
 from tvm_ext.tir.write import schedule
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, tvm, with_narrow_indices
@@ -67,6 +68,7 @@ def left_out(task: Task, plan: TilePlan, trace: Any) -> tuple[str, ...]:
         "32-bit indices": with_narrow_indices(task.original) is not task.original,
         "vector maths": task.func is not task.original,
         "padding read in place": inlined,
+        "tails moved back": any(SHIFT in map(str, step.attrs) for step in trace.insts),
         "transposition by squares of vectors": squares,
         "prefetched panels": any(part.prefetch for part in parts),
         "data of what comes next asked for ahead": any(part.ahead for part in parts),

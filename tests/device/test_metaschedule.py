@@ -240,6 +240,21 @@ def test_the_best_plan_that_can_be_said_is_taken(product: Logged, tmp_path: Path
     assert entry.reasons[0].startswith("plan of 1 us, PlanError")
 
 
+def test_of_plans_near_the_best_the_fastest_replay_is_taken(
+    product: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may live by what our compiler does around its schedule."""
+    assert product.task.graph is not None
+    near, other, far = (one.plan for one in pick(product.task.graph, product.hardware, 3))
+    for plan, own_us in ((near, 5.0), (other, 6.0), (far, 7.0)):
+        product.add(plan, own_us)
+    replays_us = iter([9.0, 6.5])
+    monkeypatch.setattr("tvm_ext.metaschedule_export._latency_us", lambda *_: next(replays_us))
+    entry = product.export(tmp_path / "database")
+    assert (entry.plan, entry.latency_us, entry.replay_us) == (other, 6.0, 6.5)
+    assert entry.reasons == ("plan of 5 us, replayed in 9",)
+
+
 def test_a_kernel_that_is_not_right_stays_behind(
     product: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -25,6 +26,8 @@ class ExportedTask(msgspec.Struct, frozen=True):
     """Why better plans, or all, could not be exported; one each."""
     verified: bool = False
     """Whether the replayed kernel was run here and found right."""
+    replay_us: float = inf
+    """Its latency then; infinite if it was not run."""
 
 
 class ForeignRecord(msgspec.Struct, frozen=True):

@@ -38,12 +38,14 @@ def diff_text(changes: Sequence[TaskChange], width: int | None = None) -> str:
 def export_text(tasks: Sequence[ExportedTask], width: int | None = None) -> str:
     """A line per task with the plan that was exported, then what each goes without and why better
     plans, or all, stayed behind."""
-    rows = table("task", "kernel", "log us", "verified", "plan", left=("task", "kernel", "plan"))
+    columns = ("task", "kernel", "log us", "replay us", "verified", "plan")
+    rows = table(*columns, left=("task", "kernel", "plan"))
     for entry in tasks:
         rows.add_row(
             entry.task.signature,
             entry.task.kind,
             us_text(entry.latency_us),
+            us_text(entry.replay_us) if entry.verified else "-",
             "yes" if entry.verified else "-",
             show_plan(entry.plan) if entry.plan else "not exported",
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from funcs import dense, placeholder, prepared_graph
 
 from tvm_ext.compute.conv import ConvGeometry, conv
+from tvm_ext.compute.strassen import packed_shape, strassen
 from tvm_ext.tile.fuse import epilogue_of
+from tvm_ext.tile.strassen import products_of_quarters
 from tvm_ext.tvm_api import PrimFunc, te, tirx
 
 
@@ -90,3 +93,21 @@ def test_sentences_of_a_batch_are_one_axis() -> None:
     flat = dense(rows, w)
     shifted = te.compute((15, 64), lambda i, o: flat[i, o] + b[o], name="biased")
     assert extents(te.create_prim_func([rows, w, b, shifted])) == [(15, 64, 24), (15, 64)]
+
+
+@pytest.mark.parametrize("behind", ["bias", "greatest", "turned", "part"])
+def test_only_what_follows_products_of_quarters_by_rows_comes_to_them(behind: str) -> None:
+    """The greatest of all rows, a column beside another one's, or half of the columns do not."""
+    x = te.placeholder((8, 64), "float32", "x")
+    w = te.placeholder(packed_shape(64, 64, 16), "float32", "w")
+    y = strassen(x, w, (8, 64))
+    row = te.reduce_axis((0, 8), "row")
+    z = {
+        "bias": te.compute((8, 64), lambda i, j: y[i, j] + 1.0),
+        "greatest": te.compute((64,), lambda j: te.max(y[row, j], axis=row)),
+        "turned": te.compute((8, 64), lambda i, j: y[i, j] + y[i, (j + 32) % 64]),
+        "part": te.compute((8, 32), lambda i, j: y[i, j] + 1.0),
+    }[behind]
+    graph = prepared_graph(te.create_prim_func([x, w, z]))
+    assert products_of_quarters(graph)
+    assert (graph.nodes[-1].kind == "map" and len(graph.nodes) == 3) == (behind == "bias")

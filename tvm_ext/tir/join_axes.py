@@ -10,6 +10,8 @@ are the caller's: in memory their two indices are one again.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import prod
 from typing import Any
 
 from tvm_ext.tile.classify import has_reuse
@@ -63,10 +65,17 @@ def join_rows(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
             →
         y[r // (H * W), r // W % H, r % W, half * C + o] = ... + b[half * C + o]
     """
-    readers = [graph.consumers(found.last) for found in products_of_quarters(graph)]
-    for (reader,) in (several for several in readers if len(several) == 1):
-        schedule.reverse_compute_inline(blocks[reader])
-    return bool(readers)
+    changed = False
+    for found in products_of_quarters(graph):
+        readers = graph.consumers(found.last)
+        whole = prod(graph.nodes[found.last].extents)
+        if len(readers) != 1 or graph.nodes[readers[0]].kind != "map":
+            continue
+        if prod(graph.nodes[readers[0]].extents) == whole:
+            with suppress(ScheduleError):  # it reads sums in several places, say
+                schedule.reverse_compute_inline(blocks[readers[0]])
+                changed = True
+    return changed
 
 
 def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:

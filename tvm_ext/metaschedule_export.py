@@ -28,8 +28,9 @@ from tvm_ext.verify import arguments_of, blank, check, has_reference
 
 TRIED = 8
 """Plans of one task that are tried, the best first, before it is given up."""
-NEAR = 1.25
-"""Plans whose latency is so many times the best one's at most are tried for a faster replay."""
+NEAR, TIMED = 1.25, 4
+"""Plans whose latency is so many times the best one's at most are tried for a faster replay, and
+how many replays of one task are timed."""
 CLOSE = 1.1
 """A replay's latency in that of its plan, from which no other is looked for."""
 RUNS, BURST_US = 7, 2000.0
@@ -97,37 +98,52 @@ def _exported(
     task: Task, log: Database, hardware: HardwareModel, target: Target
 ) -> tuple[ExportedTask, Any]:
     """The task's plan that replays fastest, and its record; None if none does."""
-    mark = hardware.fingerprint()
-    latency_us = log.believed(task.signature, mark)
-    plans = best_plans(log, task.signature, mark, TRIED)
+    latency_us = log.believed(task.signature, hardware.fingerprint())
+    plans = best_plans(log, task.signature, hardware.fingerprint(), TRIED)
     reasons: list[str] = [] if plans else ["no plan in the log that works on this hardware"]
     found: list[tuple[ExportedTask, Any]] = []
     for plan in plans:
         own_us = latency_us[plan]
-        if found and (not found[0][0].verified or own_us > NEAR * found[0][0].latency_us):
+        if found and not _may_be_faster(found, own_us):
             break
-        records = [r for r in log.records(task.signature, mark) if r.plan == plan]
         try:
-            record = stock_record(task.original, records, target)
-            replay_us = _verified_us(task, plan, record, target, hardware)
+            found.append(_replayed(task, plan, own_us, log, hardware, target))
         except Exception as error:  # TVM raises every kind for a schedule that it cannot lower
             if not found:
                 reasons.append(f"plan of {own_us:.4g} us, {one_line(error)}")
-            continue
-        without = left_out(task, plan, record.trace)
-        verified = isfinite(replay_us)
-        entry = ExportedTask(task.key, plan, own_us, without, verified=verified)
-        found.append((msgspec.structs.replace(entry, replay_us=replay_us), record))
-        if replay_us <= CLOSE * own_us:
-            break
     if not found:
         best = latency_us[plans[0]] if plans else inf
         return ExportedTask(task.key, None, best, reasons=tuple(reasons)), None
+    first = found[0][0]
     entry, record = min(found, key=lambda one: one[0].replay_us)
-    if entry is not found[0][0]:
-        first = found[0][0]
+    if entry is not first:
         reasons.append(f"plan of {first.latency_us:.4g} us, replayed in {first.replay_us:.4g}")
     return msgspec.structs.replace(entry, reasons=tuple(reasons)), record
+
+
+def _may_be_faster(found: list[tuple[ExportedTask, Any]], own_us: float) -> bool:
+    """Whether a plan of that latency is worth a replay beside those that were timed."""
+    (first, _), (last, _) = found[0], found[-1]
+    close = last.replay_us <= CLOSE * last.latency_us
+    return first.verified and not close and own_us <= NEAR * first.latency_us and len(found) < TIMED
+
+
+def _replayed(
+    task: Task,
+    plan: TilePlan,
+    own_us: float,
+    log: Database,
+    hardware: HardwareModel,
+    target: Target,
+) -> tuple[ExportedTask, Any]:
+    """A plan as it replays, and its record. Raises what TVM raises, and NotRight."""
+    records = [r for r in log.records(task.signature, hardware.fingerprint()) if r.plan == plan]
+    record = stock_record(task.original, records, target)
+    replay_us = _verified_us(task, plan, record, target, hardware)
+    without = left_out(task, plan, record.trace)
+    verified = isfinite(replay_us)
+    entry = ExportedTask(task.key, plan, own_us, without, verified=verified, replay_us=replay_us)
+    return entry, record
 
 
 def _verified_us(

@@ -61,7 +61,6 @@ class Loops:
         self._target, self._checked = target, checked
         self._found: dict[str, Rolled] = {}
         self._times: Counter[str] = Counter()
-        self._asked: set[str] = set()
         self.kernels: dict[str, Kernel] = {}
         self.notes: list[str] = []
         """Why loops are not kernels."""
@@ -104,12 +103,11 @@ class Loops:
 
     def _accepted(self, loops: Sequence[tuple[str, Rolled]]) -> Collection[str]:
         """The loops that are kernels from now on: compiled on all cores, checked when ready."""
-        self._times.update(name for name, _ in loops)
         likely: dict[str, Rolled] = {}
         for name, loop in loops:
-            if name not in self._asked and self._is_short(loop):
+            if not self._times[name] and self._is_short(loop):
                 likely[name] = loop
-            self._asked.add(name)
+            self._times[name] += 1
         with ThreadPoolExecutor(physical_cores()) as pool:
             jobs = [(name, pool.submit(self._compiled, name, likely[name])) for name in likely]
             for name, job in jobs:

@@ -33,8 +33,8 @@ NEAR, TIMED = 1.25, 4
 how many replays of one task are timed."""
 CLOSE = 1.1
 """A replay's latency in that of its plan, from which no other is looked for."""
-RUNS, BURST_US = 7, 2000.0
-"""Times a replay is timed, and how long each time takes at least, about."""
+RUNS, BURST_MS = 7, 2
+"""Times a replay is timed, and how long each time takes at least."""
 
 
 class NotRight(Exception):
@@ -171,13 +171,10 @@ def _latency_us(task: Task, module: Any) -> float:
     arguments = arguments_of(task.func, len(reference.outputs))
     given = [tvm.runtime.tensor(array) for array in make_inputs(arguments, 0)]
     given += [blank(shape, dtype) for shape, dtype in reference.outputs]
-
-    def measured_us(runs: int, number: int) -> float:
-        evaluate = module.time_evaluator("main", tvm.cpu(), number=number, repeat=runs)
-        return 1e6 * median(evaluate(*given).results)
-
-    once_us = measured_us(1, 1)
-    return measured_us(RUNS, max(1, round(BURST_US / once_us)))
+    evaluate = module.time_evaluator(
+        "main", tvm.cpu(), number=1, repeat=RUNS, min_repeat_ms=BURST_MS
+    )
+    return 1e6 * median(evaluate(*given).results)
 
 
 def _write(root: Path, records: list[Any]) -> None:

@@ -68,12 +68,13 @@ class Kernels:
             self._outputs[variable] = written_places(self._functions[variable])
         return self._outputs[variable]
 
-    def takes(self, variable: Any, place: int, strides: Strides) -> bool:
-        """Whether a parameter may be a slice, of whatever strides."""
+    def takes(self, variable: Any, place: int) -> bool:
+        """Whether a parameter may be a slice."""
         key = (variable, place)
         if key not in self._taken:
-            try:
-                with_slices(self._functions[variable], {place: strides})
+            func = self._functions[variable]
+            try:  # with whatever strides
+                with_slices(func, {place: (1,) * len(func.params[place].shape)})
                 self._taken[key] = True
             except PlanError:
                 self._taken[key] = False
@@ -176,7 +177,7 @@ def places(function: Any, kernels: Kernels, lanes: int) -> Places:
         given = known.readers.get(tensor, [])
         written = sum(place in kernels.outputs(op) for op, place, _ in given)
         seen = [(op, place, strides_as(own, shape, strides)) for op, place, own in given]
-        fits = all(own is not None and kernels.takes(op, place, own) for op, place, own in seen)
+        fits = all(own is not None and kernels.takes(op, place) for op, place, own in seen)
         fits &= strides_as(known.shapes[tensor], shape, strides) is not None
         return tensor not in known.held and tensor not in found.of and written == 1 and fits
 

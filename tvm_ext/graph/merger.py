@@ -19,7 +19,7 @@ from tvm_ext.graph.concat_places import CONCAT_AXIS
 from tvm_ext.graph.region import Calls, KernelCall, Region, is_settled
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.tir.read import uses_again
-from tvm_ext.tvm_api import IRModule, PrimFunc, relax, structural_walk, tirx, with_blocks
+from tvm_ext.tvm_api import IRModule, PrimFunc, relax, structural_walk, with_blocks
 
 Predict = Callable[..., float]
 """Called with a PrimFunc and perhaps the rule that it is to be planned by: its predicted time,
@@ -110,8 +110,6 @@ class Merger(ABC):
                 if func.attrs and CONCAT_AXIS in func.attrs
                 else "has a plan of its own"
                 if is_settled(func)
-                else "is written by hand, for tensors anywhere in their memory"
-                if any(isinstance(param.elem_offset, tirx.Var) for param in _tensors(func))
                 else "is a product or a window"
                 if uses_again(func)
                 else ""
@@ -187,10 +185,6 @@ class Merger(ABC):
             for made in placed.get(number, [binding])
         ]
         return relax.DataflowBlock(_in_order(bindings) if several else bindings)
-
-
-def _tensors(func: PrimFunc) -> Iterator[Any]:
-    return (param for param in func.params if hasattr(param, "elem_offset"))
 
 
 def _in_order(bindings: Sequence[Any]) -> list[Any]:

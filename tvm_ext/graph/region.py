@@ -21,6 +21,7 @@ from tvm_ext.tvm_api import (
     op_name,
     relax,
     structural_walk,
+    tirx,
     written_cycles,
 )
 
@@ -205,7 +206,8 @@ class Region:
 
     def merged(self, mod: IRModule) -> PrimFunc | None:
         """One function of `inputs` that does what all do; None if TVM does not make it: the buffers
-        of some kernels, of cumulative sums for one, have strides."""
+        of some kernels, of cumulative sums for one, have strides, and those of others, of scatters,
+        an offset that nobody would know of a tensor inside."""
         builder = relax.BlockBuilder()
         own = {
             variable: builder.add_func(mod[variable], str(variable.name_hint))
@@ -227,9 +229,11 @@ class Region:
                 made = builder.emit_output(relax.Tuple(results) if self.others else results[0])
             builder.emit_func_output(made)
         try:
-            return relax.transform.FuseTIR()(_called(builder))[_MERGED]
+            made = relax.transform.FuseTIR()(_called(builder))[_MERGED]
         except InternalError:
             return None
+        inside = made.body.block.alloc_buffers
+        return None if any(isinstance(one.elem_offset, tirx.Var) for one in inside) else made
 
 
 def is_settled(func: PrimFunc) -> bool:

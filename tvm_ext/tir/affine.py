@@ -48,6 +48,15 @@ def divisions(indices: Any) -> Iterator[tuple[int, Any]]:
         yield from divisions(children(index))
 
 
+def operands(expr: Any, operator: Any) -> Iterator[Any]:
+    """What an operator, once or again and again, joins to an expression, the last first."""
+    if isinstance(expr, operator):
+        yield from operands(expr.b, operator)
+        yield from operands(expr.a, operator)
+    else:
+        yield expr
+
+
 def linear(expr: Any, axes: dict[Any, int]) -> tuple[list[int], int] | None:
     """Coefficients per axis and the offset of a linear index; None if it is not linear."""
     if isinstance(expr, tirx.IntImm):
@@ -108,7 +117,7 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
         if isinstance(inner, tirx.IntImm) and not mod and int(inner.value) % div == 0:
             # (i % m) // d = (i // d) % (m / d) where d divides m
             mod, expr = int(inner.value) // div, expr.a
-    parts = list(_summands(expr))
+    parts = list(operands(expr, tirx.Add))
     whole = [part for part in parts if not _is_quotient(part)]
     if div == 1 and len(whole) == len(parts) - 1:
         # i + j // d = (i * d + j) // d
@@ -122,15 +131,6 @@ def affine(expr: Any, axes: dict[Any, int], bounds: Analyzer) -> AffineDim | Non
         return None
     coeffs = tuple(map(sum, zip(*(form[0] for form in known), strict=True)))
     return AffineDim(coeffs, sum(form[1] for form in known), div, mod)
-
-
-def _summands(expr: Any) -> Iterator[Any]:
-    """What an index is the sum of."""
-    if isinstance(expr, tirx.Add):
-        yield from _summands(expr.a)
-        yield from _summands(expr.b)
-    else:
-        yield expr
 
 
 def _is_quotient(expr: Any) -> bool:

@@ -23,9 +23,9 @@ class Order:
     """The nodes of a stage in evaluation order, split by what they change with.
 
     `once` for the points alone, `boxes` with the reduction as well, `steps` with a fold's state;
-    `sliced` are the `boxes` that a fold reads step by step. `together`: the loads of `once` whose
-    places no data say, by the stage that they read. `elements`: how large a chunk of the domain may
-    be. `step_cost`: multiply-adds of one iteration, a special function being one.
+    `sliced` are the `boxes` that a fold reads step by step. `together`: several loads of `once`
+    whose places no data say, by the stage that they read. `elements`: how large a chunk of the
+    domain may be. `step_cost`: multiply-adds of one iteration, a special function being one.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -43,11 +43,12 @@ class Order:
                 self.boxes.append(node)
             else:
                 self.once.append(node)
-        self.together: dict[int, list[Node]] = {}
+        told: dict[int, list[Node]] = {}
         for node in self.once:
-            told = node.op == "load" and not any(arg.dynamic for arg in node.args)
-            if told and node.data.kind == "stage":
-                self.together.setdefault(node.data.number, []).append(node)
+            staged = node.op == "load" and node.data.kind == "stage"
+            if staged and not any(arg.dynamic for arg in node.args):
+                told.setdefault(node.data.number, []).append(node)
+        self.together = {number: loads for number, loads in told.items() if len(loads) > 1}
         needed = {arg for node in self.steps for arg in node.args} | set(stage.update)
         self.sliced = [node for node in self.boxes if node in needed]
         working = self.boxes + self.steps if stage.reduce else self.once
@@ -101,8 +102,7 @@ class Run:
                 if var is not None:
                     memo[var] = Value(coord.astype(var.dtype))
         for number, loads in order.together.items():
-            if len(loads) > 1:
-                self._know(number, self._places(loads, memo))
+            self._know(number, self._places(loads, memo))
         self._evaluate(order.once, memo)
         if stage.rule == "map":
             results = [memo[node] for node in stage.update]

@@ -67,15 +67,18 @@ def join_rows(schedule: Schedule, graph: TileGraph, blocks: list[SBlockRV]) -> b
     """
     changed = False
     for found in products_of_quarters(graph):
-        readers = graph.consumers(found.last)
-        whole = prod(graph.nodes[found.last].extents)
-        if len(readers) != 1 or graph.nodes[readers[0]].kind != "map":
+        sums, readers = graph.nodes[found.last], graph.consumers(found.last)
+        if len(readers) != 1 or not _follows(graph.nodes[readers[0]], sums):
             continue
-        if prod(graph.nodes[readers[0]].extents) == whole:
-            with suppress(ScheduleError):  # it reads sums in several places, say
-                schedule.reverse_compute_inline(blocks[readers[0]])
-                changed = True
+        with suppress(ScheduleError):  # it reads sums in several places, say
+            schedule.reverse_compute_inline(blocks[readers[0]])
+            changed = True
     return changed
+
+
+def _follows(node: TileNode, sums: TileNode) -> bool:
+    """Whether a stage makes something of each sum."""
+    return node.kind == "map" and prod(node.extents) == prod(sums.extents)
 
 
 def _index_map(extents: list[int], joined: list[bool], more: int) -> Any:

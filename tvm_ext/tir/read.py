@@ -13,7 +13,7 @@ from msgspec import structs
 from tvm_ext import tvm_pairs
 from tvm_ext.tile.axis import Axis
 from tvm_ext.tile.graph import Access, Hole, Tensor, TileGraph, TileNode
-from tvm_ext.tir.affine import affine, linear, loads
+from tvm_ext.tir.affine import affine, linear, loads, operands
 from tvm_ext.tvm_api import (
     Analyzer,
     Call,
@@ -86,11 +86,7 @@ def adds(is_product: Callable[[Any], bool], value: Any) -> bool:
 
 def terms(condition: Any) -> Iterator[Any]:
     """What must all hold for the condition to hold, the last first."""
-    if isinstance(condition, tirx.And):
-        yield from terms(condition.b)
-        yield from terms(condition.a)
-    else:
-        yield condition
+    return operands(condition, tirx.And)
 
 
 def _guards(expr: Any) -> list[Any]:
@@ -195,15 +191,14 @@ def _axes(block: Any) -> tuple[tuple[Any, Axis], ...]:
 def _opaque_node(block: Any) -> tuple[TileNode, Buffers]:
     if not block.writes:
         raise ValueError("a block without writes")
-    regions = [*((region.source, False) for region in block.reads), (block.writes[0].source, True)]
-    numbers: dict[Any, tuple[int, bool]] = {}
-    *reads, write = (
-        Access(numbers.setdefault(b, (len(numbers), written))[0], (None,) * len(b.shape))
-        for b, written in regions
-    )
+    read = [region.source for region in block.reads]
+    regions = [*read, block.writes[0].source]
+    numbers = {buffer: number for number, buffer in enumerate(dict.fromkeys(regions))}
+    *reads, write = (Access(numbers[b], (None,) * len(b.shape)) for b in regions)
     axes = tuple(axis for _, axis in _axes(block))
     node = TileNode(str(block.name_hint), "opaque", axes, tuple(reads), write, 0.0)
-    return node, tuple((buffer, written) for buffer, (_, written) in numbers.items())
+    known = set(read)
+    return node, tuple((buffer, buffer not in known) for buffer in numbers)
 
 
 @lru_cache(maxsize=1024)

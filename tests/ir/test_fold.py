@@ -65,6 +65,20 @@ LAYOUTS = {
 }
 
 
+def test_reshapes_in_a_row_are_one() -> None:
+    """reshape(expand_dims(reshape(relu(x)))) → reshape(relu(x)), and nothing if that is its shape."""
+
+    def chain(shape: tuple[int, ...]) -> list[str]:
+        def build(b: Any, x: Any) -> Any:
+            flat = b.emit(relax.op.reshape(b.emit(relax.op.nn.relu(x)), (6,)))
+            return b.emit(relax.op.reshape(b.emit(relax.op.expand_dims(flat, 0)), shape))
+
+        return operators(FoldLayout()(module(build)))
+
+    assert chain((3, 2)) == ["nn.relu", "reshape"]
+    assert chain((2, 3)) == ["nn.relu"]
+
+
 @pytest.mark.parametrize(
     "name", [name for name, (_, value) in LAYOUTS.items() if value is not None]
 )

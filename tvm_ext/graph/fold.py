@@ -1,6 +1,7 @@
 """Constants worked out at compile time, in numpy.
 
     FoldLayout       permute_dims(const), reshape(const), expand_dims(const), …   →   const
+                     reshape(expand_dims(x))                                      →   reshape(x)
                      reshape(x) to the shape of x                                 →   x
     FoldIndices      call_tir(f, const, const), small                             →   const
 
@@ -88,7 +89,7 @@ class _Folder(relax.PyExprMutator):
     """Replaces foldable calls by constants."""
 
     def visit_call_(self, call: Any) -> Any:
-        call = self.visit_expr_post_order(call)
+        call = self._regrouped(self.visit_expr_post_order(call))
         fold = FOLDS.get(str(getattr(call.op, "name", "")))
         if op_name(call) in RESHAPES and self._is_computed(call.args[0]) and _is_same(call):
             return call.args[0]
@@ -98,8 +99,21 @@ class _Folder(relax.PyExprMutator):
         folded = fold(array, call)
         return call if folded is None else constant(folded)
 
+    def _regrouped(self, call: Any) -> Any:
+        """reshape(expand_dims(x)) → reshape(x), whose kernel TVM finds the indices of."""
+        given = self.lookup_binding(call.args[0]) if _regroups(call) else None
+        shape = _shape_of(call)
+        if given is None or shape is None or not _regroups(given):
+            return call
+        return self.builder_.normalize(relax.op.reshape(given.args[0], shape))
+
     def _is_computed(self, expr: Any) -> bool:
         return isinstance(expr, relax.Var) and self.lookup_binding(expr) is not None
+
+
+def _regroups(expr: Any) -> bool:
+    """Whether it is a variable's elements in their order, in another shape."""
+    return FOLDS.get(op_name(expr)) is _reshaped and isinstance(expr.args[0], relax.Var)
 
 
 def _is_same(call: Any) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 
 from tvm_ext.graph.merger import Explain, Merger, Predict
 from tvm_ext.graph.region import Calls, KernelCall, Region
-from tvm_ext.tile.cut import cut
+from tvm_ext.tile.chain import transform_chain
+from tvm_ext.tile.cut import Piece, cut
 from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, PrimFunc, tvm
 
@@ -100,13 +101,16 @@ class _Stitcher(Merger):
 
     def refusal(self, region: Region, func: PrimFunc) -> str:
         """Why it cannot be one kernel of two pieces, or one that is faster. What has several pieces
-        already goes by strips, perhaps."""
-        apart = [self._pieces(self.mod[call.kernel]) for call in region.calls]
-        if apart != [1, 1] or self._pieces(func) != 2:
+        already goes by strips, perhaps; a chain is written as a whole kernel only."""
+        apart = [len(self._pieces(self.mod[call.kernel])) for call in region.calls]
+        pieces = self._pieces(func)
+        if apart != [1, 1] or len(pieces) != 2:
             return "not a piece each"
+        if any(transform_chain(piece.graph) for piece in pieces):
+            return "a chain is no piece"
         return self.slower(region, func)
 
     @staticmethod
-    def _pieces(func: PrimFunc) -> int:
+    def _pieces(func: PrimFunc) -> tuple[Piece, ...]:
         prepared = prepare(func)
-        return len(cut(prepared.graph)) if prepared is not None else 0
+        return cut(prepared.graph) if prepared is not None else ()

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.graph.fold import FoldIndices, FoldLayout, constant
-from tvm_ext.tvm_api import constant_array
+from tvm_ext.tvm_api import constant_array, count_uses, op_name
 
 
 def module(build: Callable[[relax.BlockBuilder, Any], Any]) -> tvm.IRModule:
@@ -66,7 +66,7 @@ LAYOUTS = {
 
 
 def test_reshapes_in_a_row_are_one() -> None:
-    """reshape(expand_dims(reshape(relu(x)))) → reshape(relu(x)), and nothing if that is its shape."""
+    """reshape(expand_dims(reshape(y))) → reshape(y), and y where that is its shape."""
 
     def chain(shape: tuple[int, ...]) -> list[str]:
         def build(b: Any, x: Any) -> Any:
@@ -77,6 +77,21 @@ def test_reshapes_in_a_row_are_one() -> None:
 
     assert chain((3, 2)) == ["nn.relu", "reshape"]
     assert chain((2, 3)) == ["nn.relu"]
+
+
+def test_a_reshape_that_others_read_stays() -> None:
+    """Kernels fuse up to what several read: it is written once (ViTDet's windows: 23 kernels, and
+    27 where both read what the first reshape does)."""
+
+    def build(b: Any, x: Any) -> Any:
+        flat = b.emit(relax.op.reshape(b.emit(relax.op.nn.relu(x)), (6,)))
+        turned = b.emit(relax.op.reshape(flat, (3, 2)))
+        return b.emit(relax.op.add(turned, b.emit(relax.op.sum(flat))))
+
+    after = FoldLayout()(module(build))
+    (block,) = after["main"].body.blocks
+    (relu,) = (one.var for one in block.bindings if op_name(one.value) == "relax.nn.relu")
+    assert count_uses(after)[relu] == 1
 
 
 @pytest.mark.parametrize(

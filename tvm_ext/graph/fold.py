@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.tir import Reference
-from tvm_ext.tvm_api import IRModule, constant, constant_array, op_name, relax, tvm
+from tvm_ext.tvm_api import (
+    IRModule,
+    constant,
+    constant_array,
+    count_uses,
+    op_name,
+    relax,
+    tvm,
+)
 
 LARGEST_INDEX_TENSOR = 4096
 """Elements up to which a lowered call of constants is evaluated: shape arithmetic, index tables."""
@@ -86,10 +94,16 @@ def _rewritten(mod: IRModule, mutator: relax.PyExprMutator) -> IRModule:
 
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
-    """Replaces foldable calls by constants."""
+    """Replaces foldable calls by constants, and reshapes in a row by one."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._uses = count_uses(mod)
 
     def visit_call_(self, call: Any) -> Any:
-        call = self._regrouped(self.visit_expr_post_order(call))
+        alone = len(call.args) > 0 and self._uses[call.args[0]] == 1
+        call = self.visit_expr_post_order(call)
+        call = self._regrouped(call) if alone else call
         fold = FOLDS.get(str(getattr(call.op, "name", "")))
         if op_name(call) in RESHAPES and self._is_computed(call.args[0]) and _is_same(call):
             return call.args[0]
@@ -100,7 +114,8 @@ class _Folder(relax.PyExprMutator):
         return call if folded is None else constant(folded)
 
     def _regrouped(self, call: Any) -> Any:
-        """reshape(expand_dims(x)) → reshape(x), whose kernel TVM finds the indices of."""
+        """reshape(expand_dims(x)) → reshape(x). From indices of several views in a row TVM cannot
+        tell how few rows a strip takes; a view that others read too is computed once for all."""
         given = self.lookup_binding(call.args[0]) if _regroups(call) else None
         shape = _shape_of(call)
         if given is None or shape is None or not _regroups(given):

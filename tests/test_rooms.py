@@ -36,6 +36,7 @@ LEVELS = {
         "tvm_lowering",
         "tvm_pairs",
         "tvm_rounding",
+        "tvm_stack",
         "tvm_masks",
         "tvm_steal",
         "tvm_strides",

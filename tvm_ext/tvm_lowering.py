@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 from tvm_ext.tvm_amx import use_amx
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
-    element_bytes,
     ir,
     is_scheduled,
     op_name,
@@ -26,6 +23,7 @@ from tvm_ext.tvm_indices import plain_indices
 from tvm_ext.tvm_masks import load_masked
 from tvm_ext.tvm_pairs import fuse_pairs, round_to_halves
 from tvm_ext.tvm_rounding import round_once
+from tvm_ext.tvm_stack import align_tasks, on_a_line, on_stack
 from tvm_ext.tvm_steal import steal_tasks
 from tvm_ext.tvm_strides import pick_strided
 from tvm_ext.tvm_tables import pick_bytes
@@ -43,8 +41,8 @@ LEFT_OUT = ("s_tir.RenormalizeSplitPattern", "tirx.RemoveNoOp")
 instruction: LLVM does the same sooner."""
 TIR_PIPELINE = "tvm_ext"
 """TIR pipeline our schedules need: TVM's own under `PASS_CONFIG` but for `LEFT_OUT`, with tasks of
-marked functions handed out, register tiles on the stack and arguments anywhere in memory, with an
-offset or without."""
+marked functions handed out, register tiles on a stack that begins at a cache line and arguments
+anywhere in memory, with an offset or without."""
 KERNEL_PIPELINE = "tvm_ext_kernel"
 """The same for kernels whose arguments are known to fit: without the checks of each one's type,
 shape, strides and device, which take 15 to 20 ms of a kernel's compile time."""
@@ -53,27 +51,10 @@ DATA, BYTE_OFFSET = 1, 8
 LIMIT = "IndexError"
 """What an assertion raises that stays in such kernels: an extent that is not known until it runs
 may be too large."""
+COMPUTED = "compute_scope"
+"""What is around a function's own work, once its arguments are taken apart."""
 CPU = 1
 """The device type of host memory (`kDLCPU`)."""
-STACK_BYTES = 16384
-"""Largest buffer that is kept on the stack."""
-
-
-def _on_stack(alloc: Any, scopes: Sequence[str]) -> Any:
-    """Marks a small buffer of those scopes so that it is not moved to the heap.
-
-    TVM takes buffers above 1 KiB from a workspace; LLVM then cannot see that nobody else reads
-    them, stores every accumulator, and keeps main loops' accumulators alive through tail loops
-    (a register tile of 6 x 64 with a tail: 210 instead of 490 GFLOP/s). Every task asks for them
-    anew, which takes a third as long as a row (softmax of 1024 rows of 512: 62 us, 46 so).
-    """
-    buffer = alloc.buffer
-    if buffer.scope() not in scopes or not all(isinstance(e, tirx.IntImm) for e in buffer.shape):
-        return alloc
-    if prod(int(e) for e in buffer.shape) * element_bytes(buffer) > STACK_BYTES:
-        return alloc
-    marks = dict(alloc.annotations) | {"disable_lower_builtin": tirx.IntImm("bool", 1)}
-    return tirx.AllocBuffer(buffer, marks, alloc.span)
 
 
 def _anywhere(attribute: Any) -> Any:
@@ -82,6 +63,14 @@ def _anywhere(attribute: Any) -> Any:
     if attribute.attr_key != "storage_alignment":
         return attribute
     return tirx.AttrStmt(attribute.node, attribute.attr_key, 1, attribute.body, attribute.span)
+
+
+def _attribute(attribute: Any) -> Any:
+    """An argument anywhere in memory; what is computed, on a stack that begins at a cache line."""
+    if attribute.attr_key != COMPUTED:
+        return _anywhere(attribute)
+    body = on_a_line(attribute.body)
+    return tirx.AttrStmt(attribute.node, COMPUTED, attribute.value, body, attribute.span)
 
 
 def _from_its_offset(call: Any) -> Any:
@@ -102,8 +91,9 @@ def _unchecked(check: Any) -> Any:
 def _placed(func: PrimFunc, *more: Any) -> PrimFunc:
     scopes = ("local",) if _calls_device(func) else ("local", "global")
     kinds = (
-        (tirx.AllocBuffer, partial(_on_stack, scopes=scopes)),
-        (tirx.AttrStmt, _anywhere),
+        (tirx.AllocBuffer, partial(on_stack, scopes=scopes)),
+        (tirx.AttrStmt, _attribute),
+        (tirx.For, align_tasks),
         (ir.Call, _from_its_offset),
         (EXTREMES, of_a_number),
         *more,

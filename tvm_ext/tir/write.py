@@ -20,6 +20,7 @@ from tvm_ext.tir.prepare import Prepared, prepare
 from tvm_ext.tir.shift import with_shifts
 from tvm_ext.tir.skip import with_skips, without_padding
 from tvm_ext.tir.symbolic import symbols
+from tvm_ext.tir.tile_bounds import with_tile_bounds
 from tvm_ext.tir.transpose import with_squares
 from tvm_ext.tir.write_attention import write_attention
 from tvm_ext.tir.write_block import write_block
@@ -68,7 +69,7 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     """
     prepared = schedule(func, plan)
     parts = plan.parts()
-    scheduled = with_choices(with_shifts(prepared.schedule.mod["main"]))
+    scheduled = with_choices(with_shifts(with_tile_bounds(prepared.schedule.mod["main"])))
     skips = any(part.rule == "tile" and _skips(prepared.graph, part) for part in parts)
     if skips:
         scheduled = with_skips(scheduled)

@@ -101,9 +101,9 @@ def calls_intrinsic(node: Any, name: str) -> bool:
 
 
 def element_bytes(buffer: Any) -> int:
-    """Bytes of one element of a buffer."""
-    bits: int = tvm.runtime.DataType(str(buffer.dtype)).bits
-    return max(1, bits // 8)
+    """Bytes of one element of a buffer, which may be a vector."""
+    kind = tvm.runtime.DataType(str(buffer.dtype))
+    return max(1, int(kind.bits) * int(kind.lanes) // 8)
 
 
 def static_extents(ty: Any) -> tuple[int, ...] | None:

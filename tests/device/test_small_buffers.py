@@ -37,6 +37,29 @@ def row_by_row(columns: int) -> Any:
     return main0
 
 
+def vector_by_vector(vectors: int) -> Any:
+    """The same in vectors of 16, which TVM makes the buffer's elements."""
+
+    @T.prim_func(s_tir=True)
+    def main0(x: T.Buffer((4, vectors, 16), "float32"), y: T.Buffer((4, vectors, 16), "float32")):
+        for i in T.parallel(4):
+            with T.sblock("row"):
+                row = T.axis.spatial(4, i)
+                t = T.sblock_alloc_buffer((vectors, 16))
+                for j in range(vectors):
+                    for v in T.vectorized(16):
+                        with T.sblock("copy"):
+                            vj, vv = T.axis.remap("SS", [j, v])
+                            t[vj, vv] = x[row, vj, vv] + T.float32(1)
+                for j in range(vectors):
+                    for v in T.vectorized(16):
+                        with T.sblock("turn"):
+                            vj, vv = T.axis.remap("SS", [j, v])
+                            y[row, vj, vv] = t[vectors - 1 - vj, vv]
+
+    return main0
+
+
 def llvm_of(func: Any) -> str:
     target = Target(resolve("cpu").target)
     built = tvm.compile(tvm.IRModule({"main0": func}), target, tir_pipeline=KERNEL_PIPELINE)
@@ -47,6 +70,12 @@ def llvm_of(func: Any) -> str:
 @pytest.mark.parametrize(("columns", "heap"), [(100, False), (4096, False), (4097, True)])
 def test_up_to_16_kib(columns: int, heap: bool) -> None:
     assert (ALLOCATES in llvm_of(row_by_row(columns))) == heap
+
+
+@pytest.mark.parametrize(("vectors", "heap"), [(256, False), (257, True)])
+def test_up_to_16_kib_of_vectors(vectors: int, heap: bool) -> None:
+    """Of a vector one element's bytes were counted: 250 KiB lay on the stack."""
+    assert (ALLOCATES in llvm_of(vector_by_vector(vectors))) == heap
 
 
 @pytest.mark.parametrize(("device", "marked"), [(1, True), (2, False)], ids=["cpu", "cuda"])

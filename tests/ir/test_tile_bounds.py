@@ -13,6 +13,8 @@ from tvm_ext.tile.chain import IMAGE_FIRST
 from tvm_ext.tile.plan import Attach, LevelTile, TilePlan
 from tvm_ext.tir import write
 from tvm_ext.tir.requests import places
+from tvm_ext.tir.tile_bounds import with_tile_bounds
+from tvm_ext.tir.write import schedule
 from tvm_ext.tvm_api import PrimFunc, te, tvm, variables
 
 CHANNELS, LANES = 32, 16
@@ -69,3 +71,30 @@ def test_accumulators_are_a_register_tile(rows: int) -> None:
         mod = step(mod)
     compact = lowering.CompactBufferAllocation()(mod)["main"]
     assert f"product_local = T.sblock_alloc_buffer((1, 1, 1, 1, {rows}, 32)" in compact.script()
+
+
+def test_what_is_cropped_keeps_its_own_bound() -> None:
+    """Of 64 columns that are computed 60 are kept: a copy bounded as the product is would write
+    behind the tensor's end (SwiftFormer crashed so)."""
+    x, w = te.placeholder((49, 64), "float32", "x"), te.placeholder((64, 64), "float32", "w")
+    k = te.reduce_axis((0, 64), "k")
+    product = te.compute((49, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), "product")
+    crop = te.compute((49, 60), lambda i, j: product[i, j], "crop")
+    tile = TilePlan(
+        rule="tile",
+        anchor=0,
+        tiles=(
+            LevelTile("core", Tile((26, 64, 64))),
+            LevelTile("register", Tile((13, 32, 4))),
+        ),
+        order=(0, 1, 2),
+        parallel=1,
+        lanes=LANES,
+        unroll=4,
+        attach=(Attach(1, "register"),),
+    )
+    func = schedule(te.create_prim_func([x, w, crop]), tile).schedule.mod["main"]
+    (kept,) = (
+        p for p in places(with_tile_bounds(func).body) if p.realize.block.name_hint == "crop"
+    )
+    assert "< 60" in str(kept.realize.predicate)

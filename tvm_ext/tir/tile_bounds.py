@@ -23,6 +23,7 @@ from tvm_ext.tvm_api import (
     TensorLoad,
     block_values,
     s_tir,
+    structural_equal,
     structural_map,
     substitute,
     sums_up,
@@ -41,7 +42,7 @@ def with_tile_bounds(func: PrimFunc) -> PrimFunc:
             continue
         if sums_up(block):
             made[block.body.buffer] = place
-        elif isinstance(block.body.value, TensorLoad) and block.body.value.source in made:
+        elif _is_copy(block.body) and block.body.value.source in made:
             bound = _bound(made[block.body.value.source], place)
             if bound is not None:
                 bounds[block] = bound
@@ -55,6 +56,17 @@ def with_tile_bounds(func: PrimFunc) -> PrimFunc:
         return s_tir.SBlockRealize(realize.iter_values, bound, realize.block)
 
     return func.with_body(structural_map(func.body, [(s_tir.SBlockRealize, bounded)], order="post"))
+
+
+def _is_copy(store: Any) -> bool:
+    """Whether elements go where they come from, in a tensor of that shape: one that is cropped
+    takes fewer than there are."""
+    load = store.value
+    return (
+        isinstance(load, TensorLoad)
+        and structural_equal(list(load.source.shape), list(store.buffer.shape))
+        and structural_equal(list(load.indices), list(store.indices))
+    )
 
 
 def _bound(made: Place, copy: Place) -> Any:

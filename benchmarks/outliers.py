@@ -34,15 +34,19 @@ def without_plan(report: Report) -> Iterator[str]:
 
 def slow(report: Report, factor: float, share: float) -> Iterator[str]:
     """Kernels that take longer on one core than they should, the slowest first."""
-    times = {g["name"]: g["measured_us"] * g["calls"] for g in report["groups"]}
-    whole_us = sum(times.values())
-    for group in sorted(report["groups"], key=lambda one: -times[one["name"]]):
+    whole_us = sum(map(_total_us, report["groups"]))
+    for group in sorted(report["groups"], key=_total_us, reverse=True):
         allowed_us = group["predicted_us"] * report["num_threads"]
-        part = times[group["name"]] / whole_us if whole_us else 0.0
+        part = _total_us(group) / whole_us if whole_us else 0.0
         if group["predicted_us"] and group["measured_us"] > factor * allowed_us and part >= share:
             took = f"{group['measured_us']:.1f} us, predicted {allowed_us:.1f}"
             which = f"{group['signature'][:8]}, {group['calls']} times"
             yield f"{part:7.1%}   {group['name']} ({which}): {took}"
+
+
+def _total_us(group: Report) -> float:
+    """What all calls of a kernel take together."""
+    return float(group["measured_us"] * group["calls"])
 
 
 def measured(model: Path, runs: int) -> tuple[Report | None, str]:
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found += 1
             continue
         lines = [*without_plan(report), *slow(report, given.factor, given.share)]
-        whole_ms = sum(g["measured_us"] * g["calls"] for g in report["groups"]) / 1e3
+        whole_ms = sum(map(_total_us, report["groups"])) / 1e3
         print(f"{model.stem}: {whole_ms:.2f} ms on one core, {len(report['groups'])} kernels")
         print("".join(f"  {line}\n" for line in lines), end="", flush=True)
         found += len(lines)

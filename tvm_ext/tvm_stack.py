@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tvm_ext.tvm_api import element_bytes, prefetch_line, tirx
+from tvm_ext.tvm_api import element_bytes, loop_with, prefetch_line, tirx
 
 STACK_BYTES = 16384
 """Largest buffer that is kept on the stack."""
@@ -38,10 +38,8 @@ def on_stack(alloc: Any, scopes: Sequence[str]) -> Any:
 
 def align_tasks(loop: Any) -> Any:
     """The tasks of a parallel loop, each on a stack that begins at a line of a cache."""
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return loop
-    head = (loop.loop_var, loop.min, loop.extent, loop.kind)
-    return tirx.For(*head, on_a_line(loop.body), loop.thread_binding, loop.annotations)
+    shared_out = loop.kind == tirx.ForKind.PARALLEL
+    return loop_with(loop, on_a_line(loop.body)) if shared_out else loop
 
 
 def on_a_line(body: Any) -> Any:

@@ -104,7 +104,7 @@ class _Folder(relax.PyExprMutator):
         alone = len(call.args) > 0 and self._uses[call.args[0]] == 1
         call = self.visit_expr_post_order(call)
         call = self._regrouped(call) if alone else call
-        fold = FOLDS.get(str(getattr(call.op, "name", "")))
+        fold = FOLDS.get(op_name(call))
         if op_name(call) in RESHAPES and self._is_computed(call.args[0]) and _is_same(call):
             return call.args[0]
         array = _array(self, call.args[0]) if len(call.args) else None
@@ -158,7 +158,7 @@ class _Evaluator(relax.PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        if str(getattr(call.op, "name", "")) != "relax.call_tir":
+        if op_name(call) != "relax.call_tir":
             return call
         shape = _shape_of(call) if isinstance(call.ty, relax.TensorType) else None
         if shape is None or np.prod(shape) > LARGEST_INDEX_TENSOR:

@@ -27,6 +27,7 @@ LEVELS = {
         "garbage",
         "one_at_a_time",
         "shield",
+        "stand_by",
         "tvm_amx",
         "tvm_api",
         "tvm_counted",

@@ -10,14 +10,16 @@ meanwhile, and a kernel that TVM refuses concerns no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
 import tvm_ext
+from tvm_ext import flags
 from tvm_ext.bounds import Bounds
 from tvm_ext.edge_levels import stage_levels, step_levels
 from tvm_ext.errors import ModelError
@@ -32,6 +34,7 @@ from tvm_ext.measure.job import Failure
 from tvm_ext.passes import Precision, apply_plans, calling_passes, placing_passes
 from tvm_ext.planner import Planned, Task, next_option
 from tvm_ext.records.manifest import MANIFEST_VERSION, Fusion, Manifest, TensorInfo
+from tvm_ext.runtime.child import verdict
 from tvm_ext.runtime.executor import Compiled
 from tvm_ext.runtime.export import Parts, with_manifest
 from tvm_ext.runtime.kernel import DeviceKernel, Kernel
@@ -98,21 +101,26 @@ def assemble(
     verify: bool,
     say: Notify = quiet,
     ahead: HeadStart | None = None,
+    apart: bool = False,
 ) -> Compiled:
     """Compiles and links the planned kernels of a module, one for each of its functions; some may
-    have been compiled `ahead`.
+    have been compiled `ahead`. They are checked in this process, or `apart`, each in one of its own
+    (TVM_EXT_APART=1 asks for that too); those of a GPU always here, for its driver knows no forks.
 
     A kernel that TVM cannot compile, or that is wrong, gives way to the task's next option; the
     options end with the function as TVM wrote it. Raises ModelError if even that is refused.
     """
+    apart = (apart or flags.apart()) and lowered.hardware.kind == "cpu"
     if not lowered.runnable:
         notes = (*notes, f"not verified: {lowered.hardware.name} is not this machine")
     count = len(lowered.tasks)
-    checker = Checker(lowered, verify and lowered.runnable, ahead)
+    checker = Checker(lowered, verify and lowered.runnable, apart, ahead)
     kernels: dict[str, AnyKernel] = {}
     done: dict[str, Planned] = {}
     with ThreadPoolExecutor(physical_cores()) as pool:
         jobs = [(entry, pool.submit(checker.compile, entry)) for entry in planned]
+        if apart:  # what a thread holds when its process is forked is held in the child for ever
+            wait(job for _, job in jobs)
         for place, (entry, job) in enumerate(jobs):
             say(f"kernel {place + 1} of {count}: {entry.task.kind}")
             name = entry.task.name
@@ -126,18 +134,20 @@ def assemble(
         )
     say("linking")
     in_order = {name: done[name] for name in lowered.tasks}
-    return link(lowered, in_order, kernels, notes, verify and lowered.runnable)
+    return link(lowered, in_order, kernels, notes, verify and lowered.runnable, apart)
 
 
 class Checker:
     """Compiles and checks kernels of one model; equal kernels are checked once."""
 
-    def __init__(self, lowered: Lowered, checked: bool, ahead: HeadStart | None = None) -> None:
+    def __init__(
+        self, lowered: Lowered, checked: bool, apart: bool, ahead: HeadStart | None = None
+    ) -> None:
         self._model = lowered.name
         self._target = target_of(lowered.hardware.target)
         self._kind = DeviceKernel if lowered.hardware.kind == "cuda" else Kernel
         self._runnable = lowered.runnable
-        self._checked = checked
+        self._checked, self._apart = checked, apart
         self._ahead = ahead
         self._verdicts: dict[tuple[str, str], str] = {}
 
@@ -181,9 +191,9 @@ class Checker:
         if key not in self._verdicts:
             found: list[str] = []
             with shield("the check itself", found):
-                self._verdicts[key] = check(entry, built.main)
+                self._verdicts[key] = verdict(partial(check, entry, built.main), self._apart)
             self._verdicts.setdefault(key, "".join(found))
-        return f"wrong: {verdict}" if (verdict := self._verdicts[key]) else ""
+        return f"wrong: {wrong}" if (wrong := self._verdicts[key]) else ""
 
 
 def link(
@@ -192,15 +202,16 @@ def link(
     kernels: dict[str, AnyKernel],
     notes: tuple[str, ...],
     checked: bool,
+    apart: bool,
 ) -> Compiled:
-    """The model's VM code with its kernels and its loops, `checked` if this machine can, the
-    manifest inside it.
+    """The model's VM code with its kernels and its loops, `checked` if this machine can, here or
+    `apart`, the manifest inside it.
 
     A kernel that nobody calls is compiled with the VM's code: TVM gives a module without any a form
     that can only be run from a file. GPU kernels are brought along by the VM's code, as TVM does.
     """
     target = target_of(lowered.hardware.target)
-    loops = Loops(planned, kernels, target, checked)
+    loops = Loops(planned, kernels, target, checked, apart)
     with target:
         calling = tvm.transform.Sequential(calling_passes())(apply_plans(lowered.mod, planned))
         called = loops.rerolled(calling)

@@ -9,11 +9,16 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+from tvm_ext.stand_by import stand_by
+
 EXIT_INTERRUPTED = 130
 
 
-def run_command(verb: str) -> NoReturn:
-    """Runs `tvm_ext.cli.<verb>` and leaves with its exit code."""
+def run_command(verb: str, *, guarded: bool = False) -> NoReturn:
+    """Runs `tvm_ext.cli.<verb>` and leaves with its exit code; if `guarded`, in a process that may
+    be ended by a kernel (`stand_by`)."""
+    if guarded:
+        stand_by()
     try:
         code: int = import_module(f"tvm_ext.cli.{verb}").main()
     except KeyboardInterrupt:

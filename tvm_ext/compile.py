@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from tvm_ext.command import run_command
 
-    run_command("compile")
+    run_command("compile", guarded=True)
 
 raise ImportError(
     "tvm_ext.compile as a module is a command: for the function, from tvm_ext import compile"

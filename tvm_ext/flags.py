@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+APART = "TVM_EXT_APART"
+
 
 def cache_dir() -> Path:
     """TVM_EXT_CACHE: where the hardware probe is kept; the user's cache folder by default."""
@@ -21,3 +23,9 @@ def strict() -> bool:
     """TVM_EXT_STRICT=1 lets errors of our own propagate, as the tests do; otherwise a compile goes
     on without the pass or plan that failed, and its report says so."""
     return os.environ.get("TVM_EXT_STRICT", "0") == "1"
+
+
+def apart() -> bool:
+    """TVM_EXT_APART=1 checks every kernel in a process of its own: what crashes there is replaced,
+    as what is wrong is. The commands ask for it themselves once a kernel has crashed."""
+    return os.environ.get(APART, "0") == "1"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from statistics import mean
 from typing import Any
@@ -22,6 +23,7 @@ from tvm_ext.measure.inputs import numpy_dtype
 from tvm_ext.measure.job import Failure
 from tvm_ext.planner import Planned
 from tvm_ext.records.manifest import Group
+from tvm_ext.runtime.child import verdict
 from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.machine import tensor
 from tvm_ext.shield import shield
@@ -48,6 +50,7 @@ class Loops:
     kernels  those, compiled
     target   what they are compiled for
     checked  whether this machine is to run them once
+    apart    in a process of its own, each
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class Loops:
         kernels: Mapping[str, Any],
         target: Any,
         checked: bool,
+        apart: bool,
     ) -> None:
         self._planned, self._kernels = planned, kernels
-        self._target, self._checked = target, checked
+        self._target, self._checked, self._apart = target, checked, apart
         self._found: dict[str, Rolled] = {}
         self._times: Counter[str] = Counter()
         self.kernels: dict[str, Kernel] = {}
@@ -136,7 +140,7 @@ class Loops:
         elif self._checked:
             mains = {inside: self._kernels[inside].main for inside, _ in loop.kernels}
             with shield(reason, found):
-                if wrong := differs(loop, kernel.main, mains):
+                if wrong := verdict(partial(differs, loop, kernel.main, mains), self._apart):
                     found.append(f"{reason}: {wrong}")
         self.notes += found
         return None if found or isinstance(kernel, Failure) else kernel

@@ -22,9 +22,10 @@ from tvm_ext.records import Database
 from tvm_ext.records.exchange import ExportedTask
 from tvm_ext.records.files import errors_named
 from tvm_ext.records.prune import best_plans
+from tvm_ext.runtime.margin import Output
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import Target, tvm
-from tvm_ext.verify import arguments_of, blank, check, has_reference
+from tvm_ext.verify import arguments_of, check, has_reference
 
 TRIED = 8
 """Plans of one task that are tried, the best first, before it is given up."""
@@ -170,7 +171,7 @@ def _latency_us(task: Task, module: Any) -> float:
     assert reference is not None
     arguments = arguments_of(task.func, len(reference.outputs))
     given = [tvm.runtime.tensor(array) for array in make_inputs(arguments, 0)]
-    given += [blank(shape, dtype) for shape, dtype in reference.outputs]
+    given += [Output.of(shape, dtype).tensor for shape, dtype in reference.outputs]
     evaluate = module.time_evaluator(
         "main", tvm.cpu(), number=1, repeat=RUNS, min_repeat_ms=BURST_MS
     )

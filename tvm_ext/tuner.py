@@ -141,6 +141,7 @@ def tune_all(
             plan_all(one, database),
             (*one.notes, *log_notes(database, one), *tuner.notes()),
             verify=True,
+            apart=True,
         )
         for one in lowered
     ]

@@ -2,7 +2,7 @@
 
 The reference is evaluated in numpy from the function's definition (`tir.Reference`), never by TVM's
 code generator, at chosen elements: corners, tile borders, tails and random ones. Outputs start out
-as NaN, so an element that no iteration writes shows.
+as NaN, so an element that no iteration writes shows, and so does what is written beside them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.measure.inputs import Argument, make_inputs, numpy_dtype
+from tvm_ext.measure.inputs import Argument, make_inputs
 from tvm_ext.planner import Planned, Task
+from tvm_ext.runtime.margin import Output
 from tvm_ext.tir import Reference
 from tvm_ext.tir.affine import loads
 from tvm_ext.tir.compare import choose, choose_lines, compare
@@ -163,11 +164,14 @@ def _check(
     given = [spread(x, slices[i]) if i in slices else x for i, x in enumerate(inputs)]
     strides = [slices.get(place) for place in range(len(inputs), len(arguments))]
     outputs = [
-        blank((span(shape, gaps),) if gaps else shape, dtype)
+        Output.of((span(shape, gaps),) if gaps else shape, dtype)
         for (shape, dtype), gaps in zip(reference.outputs, strides, strict=True)
     ]
-    kernel(*(tvm.runtime.tensor(array) for array in given), *outputs)
+    tensors = [tvm.runtime.tensor(array) for array in given]
+    kernel(*tensors, *(output.tensor for output in outputs))
     for place, (shape, _) in enumerate(reference.outputs):
+        if overrun := outputs[place].overrun():
+            return f"output {place}: {overrun}"
         actual, gaps = outputs[place].numpy(), strides[place]
         if gaps:
             actual = np.ascontiguousarray(gathered(actual, shape, gaps))
@@ -182,16 +186,6 @@ def _check(
                 f"reference says {result.expected:.6g} within {result.bound:.2g}"
             )
     return ""
-
-
-def blank(shape: tuple[int, ...], dtype: str) -> Any:
-    """An output buffer whose every element is NaN, or for other types an unlikely value."""
-    array = np.zeros(shape, dtype=numpy_dtype(dtype))
-    if array.dtype.kind in "iu":
-        array.fill(np.iinfo(array.dtype).max - 1)
-    elif array.dtype.kind != "b":
-        array.fill(np.nan)
-    return tvm.runtime.tensor(array)
 
 
 def has_reference(task: Task) -> bool:

@@ -19,9 +19,10 @@ from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.measure.inputs import make_inputs
 from tvm_ext.planner import Task, make_task, plan_task
+from tvm_ext.runtime.margin import Output
 from tvm_ext.tir.compare import compare
 from tvm_ext.tvm_api import Target, te, tvm
-from tvm_ext.verify import arguments_of, blank
+from tvm_ext.verify import arguments_of
 
 DATA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "large": lambda x: x * np.float32(1e15),
@@ -60,8 +61,9 @@ def assert_right(task: Task, scale: Callable[[np.ndarray], np.ndarray]) -> None:
     place = next(i for i, array in enumerate(inputs) if array.dtype == np.float32)
     inputs[place] = scale(inputs[place]).astype(np.float32)
     assert np.isfinite(inputs[place]).all()
-    outputs = [blank(shape, dtype) for shape, dtype in reference.outputs]
-    built.main(*(tvm.runtime.tensor(array) for array in inputs), *outputs)
+    outputs = [Output.of(shape, dtype) for shape, dtype in reference.outputs]
+    tensors = [tvm.runtime.tensor(array) for array in inputs]
+    built.main(*tensors, *(output.tensor for output in outputs))
     for index, output in enumerate(outputs):
         actual = output.numpy().reshape(-1)
         where = np.arange(actual.size)[:: max(1, actual.size // 256)]

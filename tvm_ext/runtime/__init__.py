@@ -7,6 +7,7 @@
   artifact   one shared library that stock TVM loads, with its manifest inside
   kernel     a kernel's machine code: runs here, and is what the artifact is linked from
   export     writing it, with weights behind the code (weights)
+  margin     an output with margins, and child: a process that a kernel may end
   threads    how many threads TVM's pool gets, decided once a process
   launch.c   the threads of an artifact, in place of TVM's pool; launcher: of kernels run here
 

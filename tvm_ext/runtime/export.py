@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ import numpy as np
 from tvm_ext.errors import ArtifactError
 from tvm_ext.records.manifest import Manifest, encode_manifest
 from tvm_ext.runtime import launcher
-from tvm_ext.runtime.artifact import MANIFEST_FUNCTION, last_line
+from tvm_ext.runtime.artifact import MANIFEST_FUNCTION
+from tvm_ext.runtime.child import in_child
 from tvm_ext.runtime.kernel import Kernel
 from tvm_ext.runtime.weights import append, getter, object_file
 from tvm_ext.tvm_api import IRModule, relax
@@ -70,7 +71,7 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
                     workspace_dir=folder,
                 )
 
-            failure = _in_child(link)
+            failure = in_child(link)  # LLVM ends the process that cannot write, on a full disk say
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             append(parts.weights, built)
@@ -84,35 +85,6 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             f"artifact {path}: {error.strerror or error}; nothing written"
         ) from error
     return path
-
-
-def _in_child(work: Callable[[], None]) -> str:
-    """Does the work in a forked child; returns why it failed, or an empty text.
-
-    LLVM ends the process it runs in when it cannot write its object file, on a full disk say. The
-    child has this process' memory, so nothing need be handed over.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writer, 1)
-        os.dup2(writer, 2)
-        os.close(reader)
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException as error:
-            os.write(2, f"\n{last_line(error)}\n".encode())
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with open(reader, encoding="utf-8", errors="replace") as words:
-        lines = [line.strip() for line in words if line.strip()]
-    _, status = os.waitpid(child, 0)
-    if status == 0:
-        return ""
-    return lines[-1] if lines else f"the writer died ({os.waitstatus_to_exitcode(status)})"
 
 
 def c_compiler(target: str) -> str:

@@ -89,7 +89,7 @@ def _disabled() -> set[str]:
     for name in sorted(disabled):
         if name.rpartition(".")[2] not in known:
             near = get_close_matches(name, dir(passes), 1)
-            hint = f"is it {near[0]}?" if near else "README.md lists ours"
+            hint = f"is it {near[0]}?" if near else "docs/passes.md lists ours"
             warnings.warn(f"disabled_pass: no pass is called {name!r}; {hint}", stacklevel=2)
     if _LEGALISE in disabled:  # TVM lowers no convolution from planes to channels
         disabled.add("ChannelsLast")

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
+from tvm_ext.errors import PlanError
 from tvm_ext.tile.classify import has_reuse, overlaps, pads_window
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.merge_indices import merge_indices
@@ -33,6 +34,7 @@ from tvm_ext.tvm_api import (
     Schedule,
     ScheduleError,
     schedule_of,
+    tirx,
     with_narrow_indices,
     with_own_names,
 )
@@ -45,6 +47,15 @@ class Prepared:
     schedule: Schedule
     graph: TileGraph
     blocks: tuple[SBlockRV, ...]
+
+
+def extent_of(schedule: Schedule, loop: Any) -> int:
+    """Iterations of a loop. Raises PlanError where only the place in another loop says how many:
+    views that TVM cannot see through make such bounds."""
+    extent = schedule.get(loop).extent
+    if not isinstance(extent, tirx.IntImm):
+        raise PlanError("extent", f"plan: TVM bounds a loop by {extent}, not by a number")
+    return int(extent)
 
 
 _COPYING = Lock()

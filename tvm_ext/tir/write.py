@@ -58,6 +58,9 @@ RULES: dict[str, Rule] = {
     "block_loose": _write_nothing,
 }
 
+_REFUSAL = "Check failed"
+"""What TVM's refusals say that come as ValueErrors."""
+
 
 def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     """`func` scheduled by `plan`, marked as scheduled.
@@ -110,7 +113,9 @@ def schedule(func: PrimFunc, plan: TilePlan) -> Prepared:
         for index in range(len(prepared.blocks)):
             if index not in named:
                 loose(prepared, index, plan)
-    except (ScheduleError, InternalError) as error:
+    except (ScheduleError, InternalError, ValueError) as error:
+        if isinstance(error, ValueError) and _REFUSAL not in str(error):
+            raise  # an error of ours
         raise PlanError("schedule", f"plan: TVM refused it: {_first_line(error)}") from error
     return prepared
 

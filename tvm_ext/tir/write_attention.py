@@ -25,7 +25,7 @@ from tvm_ext.tile.attention import COLUMN, ROW, last_axes
 from tvm_ext.tile.classify import even_lanes
 from tvm_ext.tile.legal import check_attention
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.shift import PARTITION
 from tvm_ext.tir.transpose import mark_square
 from tvm_ext.tir.write_tile import register_epilogue, vectorise_last
@@ -103,7 +103,7 @@ def _write_product(
 ) -> Any:
     """Register tiles of a product of so many rows, columns and steps. Returns the loop of steps."""
     row, column, step = schedule.get_loops(block)[-3:]
-    tail = int(schedule.get(row).extent) % tile[0]
+    tail = extent_of(schedule, row) % tile[0]
     row_tile, row_point = schedule.split(row, [None, tile[0]])
     column_tile, column_chunk, lane = schedule.split(column, [None, tile[1] // lanes, lanes])
     sweep, inner = schedule.split(step, [None, tile[2]])
@@ -132,7 +132,7 @@ def _write_column(schedule: Schedule, block: SBlockRV, copy: SBlockRV, lanes: in
 def _write_squares(schedule: Schedule, loops: list[Any], lanes: int) -> None:
     """A transposition of two loops by squares of vectors, as large as the extents allow."""
     outer, inner = loops
-    across, along = (even_lanes(int(schedule.get(loop).extent), lanes) for loop in loops)
+    across, along = (even_lanes(extent_of(schedule, loop), lanes) for loop in loops)
     size = min(across, along)
     if size == 1:
         schedule.vectorize(schedule.split(inner, [None, along])[1])

@@ -32,7 +32,7 @@ from tvm_ext.tile.block import (
 from tvm_ext.tile.classify import vector_axis
 from tvm_ext.tile.graph import Access, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.write_gpu import fuse, spread
 from tvm_ext.tvm_api import SBlockRV, Schedule, tirx
 
@@ -169,7 +169,7 @@ def _store(schedule: Schedule, loops: Sequence[Any], length: int) -> None:
     *outer, row = loops
     for loop in outer:
         schedule.unroll(loop)
-    width = int(schedule.get(row).extent)
+    width = extent_of(schedule, row)
     if width in (2, 4) and length % width == 0:
         schedule.vectorize(row)
     else:

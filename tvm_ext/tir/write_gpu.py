@@ -19,7 +19,7 @@ from typing import Any
 from tvm_ext.errors import PlanError
 from tvm_ext.tile.legal import contiguous_cut, row_count
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tvm_api import SBlockRV, Schedule, ScheduleError, tirx
 
 
@@ -50,7 +50,7 @@ def _bind_row(prepared: Prepared, stage: int, threads: int) -> None:
         own = [schedule.add_unit_loop(block)]
     reduces = len(prepared.graph.nodes[stage].reduce)
     space = own[: len(own) - reduces]
-    wide = prod(int(schedule.get(loop).extent) for loop in space) > 1
+    wide = prod(extent_of(schedule, loop) for loop in space) > 1
     chosen = space if wide or not reduces else own[len(own) - reduces :]
     spread(schedule, chosen, threads, 1)
 
@@ -111,7 +111,7 @@ def spread(schedule: Schedule, loops: Sequence[Any], threads: int, width: int) -
         raise PlanError("copy", "plan: a copy whose size changes from one step to the next")
     *outer, row = loops
     lane = None
-    if width > 1 and int(schedule.get(row).extent) % width == 0:
+    if width > 1 and extent_of(schedule, row) % width == 0:
         row, lane = schedule.split(row, [None, width])
     body = fuse(schedule, [*outer, row])
     if width > 1 and lane is None:

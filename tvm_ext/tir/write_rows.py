@@ -24,7 +24,7 @@ from tvm_ext.tile.classify import is_affine
 from tvm_ext.tile.fuse import in_lanes
 from tvm_ext.tile.legal import check_rows
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.stages import SPACE
 from tvm_ext.tir.write_tile import interleaved, vectorise_last
 from tvm_ext.tvm_api import SBlockRV
@@ -166,7 +166,7 @@ def vectorise_partial(
     else:  # the loops as they were split: space, reduction, partial results
         partial, rest = loops[-1], loops[:-1]
         first = loops[sum(iv.iter_type == SPACE for iv in iters) - 1]
-    width = int(schedule.get(partial).extent)
+    width = extent_of(schedule, partial)
     chunk, lane = schedule.split(partial, [None, min(lanes, width)])
     schedule.reorder(*rest, chunk, lane)
     schedule.unroll(chunk)

@@ -17,7 +17,7 @@ from tvm_ext.errors import PlanError
 from tvm_ext.tile.fuse import in_lanes
 from tvm_ext.tile.legal import check_split
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.write_rows import partial_reductions, vectorise_partial
 from tvm_ext.tir.write_tile import vectorise_last
 from tvm_ext.tvm_api import SBlockRV, Schedule
@@ -37,7 +37,7 @@ def write_split(prepared: Prepared, plan: TilePlan) -> None:
     partial = partial_reductions(prepared, plan.anchor, plan.lanes)
     block = partial[0] if partial else prepared.blocks[plan.anchor]
     loop = schedule.get_loops(block)[axis]
-    steps = int(schedule.get(loop).extent)
+    steps = extent_of(schedule, loop)
     parts = node.axes[axis].extent // plan.at("core").extents[axis]
     if steps % parts:
         raise PlanError("split", f"plan for {node.name}: {steps} steps in {parts} parts")
@@ -70,7 +70,7 @@ def _write_lanes(schedule: Schedule, task: Any, inside: list[Any], results: int,
     the loop before which they are zeroed."""
     *outer, last = inside[:results]
     steps = inside[results:]
-    extent = int(schedule.get(last).extent)
+    extent = extent_of(schedule, last)
     width = next((lanes * n for n in VECTORS if extent % (lanes * n) == 0), 0)
     if width:
         tile, chunk, lane = schedule.split(last, [None, width // lanes, lanes])

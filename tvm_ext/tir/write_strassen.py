@@ -21,7 +21,7 @@ from typing import Any
 
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.strassen import COLUMNS, ROWS, attached, check_strassen
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.shift import PARTITION
 from tvm_ext.tir.write_chain import spread_planes
 from tvm_ext.tir.write_tile import register_epilogue
@@ -52,7 +52,7 @@ def _write_last(schedule: Schedule, block: SBlockRV, plan: TilePlan) -> tuple[An
     time. Returns the loop over tasks and the one over their blocks."""
     core, held = plan.at("core").extents, plan.at("l2").extents[COLUMNS]
     row, half, column = schedule.get_loops(block)
-    uneven = int(schedule.get(row).extent) % (2 * core[ROWS])
+    uneven = extent_of(schedule, row) % (2 * core[ROWS])
     sizes = [None, core[COLUMNS] // held, held // plan.lanes, plan.lanes]
     side, inside, chunk, lane = schedule.split(column, sizes)
     part, pair, neighbour = schedule.split(row, [None, core[ROWS], 2])
@@ -91,7 +91,7 @@ def _write_quarters(schedule: Schedule, block: SBlockRV, plan: TilePlan) -> Any:
     """The sums vector by vector. Returns the loop over rows."""
     spread_planes(schedule, block, 0)
     quarter, row, step = schedule.get_loops(block)[-len(plan.order) + 1 :]
-    tail = int(schedule.get(step).extent) % plan.lanes
+    tail = extent_of(schedule, step) % plan.lanes
     chunk, lane = schedule.split(step, [None, plan.lanes])
     schedule.reorder(row, chunk, quarter, lane)
     if tail:

@@ -11,12 +11,19 @@ Each piece is scheduled as the group that it would be with so few rows.
 
 from __future__ import annotations
 
+from math import prod
+
+from tvm_ext.errors import PlanError
+from tvm_ext.tile.graph import TileNode
 from tvm_ext.tile.legal import check_strips
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tir.prepare import Prepared
+from tvm_ext.tir.prepare import Prepared, extent_of
 from tvm_ext.tir.write_rows import parted_reductions, write_parted_rows
 from tvm_ext.tir.write_tile import vectorise_stage, write_tile
-from tvm_ext.tvm_api import SBlockRV
+from tvm_ext.tvm_api import SBlockRV, Schedule
+
+WIDER = 1.5
+"""Times what was planned of a stage that a strip computes at most."""
 
 
 def write_strips(prepared: Prepared, plan: TilePlan) -> None:
@@ -42,6 +49,10 @@ def write_strips(prepared: Prepared, plan: TilePlan) -> None:
         for one in (*moved, *reversed(before[stage])):
             # first of what is inside: stages keep their order, which loops that are merged rely on
             schedule.compute_at(one, task, preserve_unit_loops=True, index=-2)
+    for piece in cut.pieces:
+        for stage, node in zip(piece.stages, piece.graph.nodes, strict=True):
+            for block in (*before[stage], blocks[stage]):
+                _check_extents(schedule, block, node)
     if plan.parallel:
         schedule.parallel(task)  # TVM refuses it once reductions are taken apart
     for own, inside, partial in pieces:
@@ -52,3 +63,14 @@ def write_strips(prepared: Prepared, plan: TilePlan) -> None:
         named = {inside.anchor, *(entry.stage for entry in inside.attach)}
         for stage in set(range(len(own.blocks))) - named:
             vectorise_stage(schedule, own.blocks[stage], inside.lanes, own.graph.nodes[stage])
+
+
+def _check_extents(schedule: Schedule, block: SBlockRV, node: TileNode) -> None:
+    """Raises PlanError if TVM makes every strip compute much more of a stage than it takes: through
+    several views in a row it sees no bound and takes the whole, for each strip again."""
+    _task, *inner = schedule.get_loops(block)
+    found, planned = prod(extent_of(schedule, loop) for loop in inner), prod(node.extents)
+    if found > WIDER * planned:
+        raise PlanError(
+            "recompute", f"plan: a strip computes {found} of {node.name}, {planned} were planned"
+        )

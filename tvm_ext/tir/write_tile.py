@@ -37,7 +37,7 @@ from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tir.grains import with_grains
 from tvm_ext.tir.matrices import MATRIX
-from tvm_ext.tir.prepare import COSTLY_FLOPS, Prepared
+from tvm_ext.tir.prepare import COSTLY_FLOPS, Prepared, extent_of
 from tvm_ext.tir.read import sources
 from tvm_ext.tir.shift import PARTITION, SHIFT, TILE
 from tvm_ext.tir.transpose import mark_square
@@ -206,7 +206,7 @@ def register_epilogue(
     192 slower, by 2 % of a ConvNeXt).
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
-    extent = int(schedule.get(loops[-1]).extent)
+    extent = extent_of(schedule, loops[-1])
     if lanes > 1:
         *rest, last = loops
         waits = node is not None and node.flops_per_point >= COSTLY_FLOPS and steps < MANY_STEPS
@@ -237,8 +237,8 @@ def vectorise_stage(
     """
     own = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     across = None if node is None else transposed_axis(node)
-    if across is not None and int(schedule.get(own[across]).extent) % lanes == 0:
-        extent = int(schedule.get(own[-1]).extent)
+    if across is not None and extent_of(schedule, own[across]) % lanes == 0:
+        extent = extent_of(schedule, own[-1])
         outside, inside = schedule.split(own[across], [None, lanes])
         chunk, last = schedule.split(own[-1], [None, min(lanes, extent)])
         between = own[across + 1 : -1]
@@ -266,7 +266,7 @@ def vectorise_last(schedule: Schedule, loop: object, lanes: int, *, hint: bool =
     Without `hint` it keeps a predicate: TVM's loop partitioning mixes index types in a stage whose
     indices are data (gather), and the stage then does not compile.
     """
-    extent = int(schedule.get(loop).extent)
+    extent = extent_of(schedule, loop)
     while lanes > 1 and extent < lanes:
         lanes //= 2
     if lanes <= 1:

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference.ops import op_expand
 from onnx_models import make_model, value
 
 from tvm_ext.errors import ShapeError
+from tvm_ext.frontend.simplify import LARGEST_CONSTANT
 from tvm_ext.graph.unify import EXTENTS, SEVERAL
 from tvm_ext.source import left_open, open_extents, read_open, read_source, tables
 
@@ -40,6 +42,18 @@ def test_masks_of_a_thousand_images_are_not_made(
     """A small Swin transformer took 11 GB to read for 982 images."""
     sources = next(read_open(with_mask(size, repeated), {"x": ("n", size, size)}, ("n",)))
     assert tuple(sources) == tuple((extent,) for extent in expected)
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_what_would_be_dropped_is_not_made(repeated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither masks that are too large to keep nor those that nobody reads: gigabytes, for each of
+    the numbers that a model is read with."""
+    made: list[Any] = []
+    monkeypatch.setattr(op_expand.Expand, "_run", lambda *given: made.append(given))
+    rows = 2 * LARGEST_CONSTANT // 640**2 if repeated else 16
+    source = read_source(with_mask(640, repeated), {"x": (rows, 640, 640)})
+    assert source.inputs[0].shape == (rows, 640, 640)
+    assert not made
 
 
 def test_every_choice_of_numbers_is_read() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tvm_ext.errors import ModelError
 from tvm_ext.frontend.affine import FLOATS, add_initialiser, constant_of, fold_affine
@@ -63,8 +64,9 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     notes: list[str] = []
 
     def fold(copy: ir.Model) -> None:
+        RemoveUnusedNodesPass()(copy)  # what nobody reads would be computed too
         with careful_inference():
-            fold_constants(copy, onnx_shape_inference=True, **limits)
+            fold_constants(copy, onnx_shape_inference=True, should_fold=_is_no_waste, **limits)
 
     def clean(copy: ir.Model) -> None:
         if rewrite(copy):
@@ -109,6 +111,14 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         let_go(model)
         raise
     return model, tuple(dict.fromkeys(notes))
+
+
+def _is_no_waste(node: ir.Node) -> bool | None:
+    """False for what is known to be too large: onnxscript would make it, look how large it is, and
+    drop it (gigabytes, for a mask expanded to a thousand images). None leaves it to its rules."""
+    shapes = [output.shape for output in node.outputs if output.shape is not None]
+    large = (shape.is_static() and prod(shape.numpy()) > LARGEST_CONSTANT for shape in shapes)
+    return False if any(large) else None
 
 
 def _bounded(model: ir.Model, notes: list[str]) -> ir.Model:

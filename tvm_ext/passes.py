@@ -8,7 +8,6 @@ The pipeline, phase by phase (`pipeline`): tidy, layout, lower, fuse, plan, then
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 from tvm_ext.costs import predicted_us, sliced_us, strips_can_be_written
 from tvm_ext.errors import ModelError
+from tvm_ext.garbage import look_for
 from tvm_ext.graph.absorb_views import AbsorbViews
 from tvm_ext.graph.add_bytes import AddBytes
 from tvm_ext.graph.channels_last import ALL_CONVOLUTIONS, ChannelsLast
@@ -76,7 +76,17 @@ from tvm_ext.planner import Planned, Task, make_task
 from tvm_ext.records import Database
 from tvm_ext.records.manifest import Fusion
 from tvm_ext.symbolic import plan
-from tvm_ext.tvm_api import IRModule, PrimFunc, Target, is_scheduled, relax, tvm
+from tvm_ext.tvm_api import (
+    GenericConst,
+    IRModule,
+    PrimFunc,
+    Target,
+    constant_array,
+    is_scheduled,
+    relax,
+    structural_walk,
+    tvm,
+)
 from tvm_ext.tvm_lowering import TIR_PIPELINE
 
 __all__ = [
@@ -249,7 +259,7 @@ def lifted(
         for point, mod in modules.items():
             told = None if made else decisions.append
             made[point] = run(mod, graph_passes(hardware, told, point, precision, known))
-            gc.collect()  # weights not yet packed are in cycles
+            look_for(_constant_bytes(mod))  # weights not yet packed are in cycles
         whole = unify_all(made, names, tables)
         if whole is not None:
             if explain:
@@ -257,6 +267,16 @@ def lifted(
                     explain(decision)
             return run(whole, [ConcatInPlace(hardware.lanes(4) // 2)])
     return None
+
+
+def _constant_bytes(mod: IRModule) -> int:
+    """Of the constants in a module's Relax functions."""
+    found: list[Any] = []
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            structural_walk(function, (GenericConst, found.append))
+    arrays = (constant_array(one) for one in found)
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def calling_passes() -> list[Any]:

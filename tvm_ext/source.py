@@ -6,7 +6,6 @@ module: it is read once for each choice of numbers that are put there.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from msgspec.structs import replace as replace_info
 
 from tvm_ext.errors import ModelError, ShapeError
 from tvm_ext.extents import Shapes, as_shapes, assigned, names
+from tvm_ext.garbage import look_for
 from tvm_ext.graph.common_subexpr import eliminate_common
 from tvm_ext.graph.open_extent import are_apart
 from tvm_ext.graph.plan_memory import input_symbols
@@ -132,19 +132,21 @@ def read_open(
             continue
         sources: dict[Point, Source] = {}
         weights: Known = {}
+        held_bytes = inf
         try:
             for point in (points[-1], *points[:-1]):  # the largest may be what fails
                 source = read_source(model, shapes, dict(zip(opened, point, strict=True)))
                 sources[point] = replace(source, mod=merged(source.mod, weights))
+                held_bytes = source.constant_bytes
                 del source
-                gc.collect()  # its weights are in cycles
+                look_for(held_bytes)  # its weights are in cycles
                 if len(sources) == 2 and known is None:
                     known = set.intersection(*(_lengths(own.mod) for own in sources.values()))
                     if not are_apart(known, points):
                         break
         except ModelError as error:
             sources, failed = {}, error
-        gc.collect()  # what a model that failed was read to is in cycles
+        look_for(held_bytes)  # what a model that failed was read to is in cycles
         if len(sources) == len(points):
             taken = True
             yield {point: sources[point] for point in points}

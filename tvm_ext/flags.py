@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 APART = "TVM_EXT_APART"
+GUARDED = "TVM_EXT_GUARDED"
 
 
 def cache_dir() -> Path:
@@ -29,3 +30,8 @@ def apart() -> bool:
     """TVM_EXT_APART=1 checks every kernel in a process of its own: what crashes there is replaced,
     as what is wrong is. The commands ask for it themselves once a kernel has crashed."""
     return os.environ.get(APART, "0") == "1"
+
+
+def guarded() -> bool:
+    """TVM_EXT_GUARDED=1, set by `stand_by`: this process may be ended, and is begun once more."""
+    return os.environ.get(GUARDED, "0") == "1"

@@ -14,9 +14,12 @@ import os
 import signal
 import sys
 
-from tvm_ext.flags import APART
+from tvm_ext.flags import APART, GUARDED
 
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+CRASHES = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
+    signal.SIGALRM,  # what a check sets that should have come to an end
+)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
 """Added to a signal's number, as shells do: the exit code of who was ended by it."""
@@ -39,8 +42,7 @@ def stand_by() -> None:
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(SIGNALLED + signal.SIGKILL)
-            if again:
-                os.environ[APART] = "1"
+            os.environ[APART if again else GUARDED] = "1"
             return
         code = os.waitstatus_to_exitcode(_ended(child))
         crashed = -code if -code in CRASHES else 0

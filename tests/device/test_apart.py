@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crashing import with_a_crash
+from crashing import HANGING, with_a_crash
 from tiny import X, assert_close, reference, saved
 
 import tvm_ext
@@ -40,12 +40,16 @@ def test_a_kernel_that_crashes_is_replaced(model: Path, monkeypatch: pytest.Monk
     assert_close(compiled(X), reference(model))
 
 
-def test_the_command_finds_out_by_itself(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hanging", "ended_by"), [("", "SIGSEGV"), ("1", "SIGALRM")])
+def test_the_command_finds_out_by_itself(
+    model: Path, tmp_path: Path, hanging: str, ended_by: str
+) -> None:
     script = Path(__file__).parent / "crashing.py"
-    words = [str(model), "-o", str(tmp_path / "tiny.so"), "--json"]
-    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+    words = [sys.executable, str(script), str(model), "-o", str(tmp_path / "tiny.so"), "--json"]
+    env = os.environ | {HANGING: hanging}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    assert "SIGSEGV; once more" in done.stderr
+    assert f"{ended_by}; once more" in done.stderr
     answer = json.loads(done.stdout)
     assert answer["verified"] == sum(answer["kernels"].values())
     assert_close(tvm_ext.load(tmp_path / "tiny.so")(X), reference(model))

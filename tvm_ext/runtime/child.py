@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from tvm_ext.flags import guarded
 from tvm_ext.runtime.artifact import last_line
 
-CHECK_S = 60.0
-"""What a check may take in a child; the longest takes 2."""
+CHECK_S = 120.0
+"""What the check of one kernel may take; the longest takes 2."""
 
 
 def verdict(check: Callable[[], str], apart: bool) -> str:
-    """What a check finds wrong; in this process, or `apart` in one that it may end."""
-    return in_child(check, CHECK_S) if apart else check()
+    """What a check finds wrong; in this process, or `apart` in one that it may end. One that does
+    not come to an end ends this one too, where somebody stands by."""
+    if apart:
+        return in_child(check, CHECK_S)
+    with _ended_after(CHECK_S if guarded() else 0.0):
+        return check()
+
+
+@contextmanager
+def _ended_after(timeout_s: float) -> Iterator[None]:
+    """Ends this process by SIGALRM if that takes longer; 0 never does, nor touches an alarm."""
+    if not timeout_s:
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def in_child(work: Callable[[], str | None], timeout_s: float = 0.0) -> str:
@@ -33,8 +52,8 @@ def in_child(work: Callable[[], str | None], timeout_s: float = 0.0) -> str:
         code = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)
-            wrong = work()
+            with _ended_after(timeout_s):
+                wrong = work()
             os.write(2, f"\n{wrong or ''}\n".encode())
             code = 1 if wrong else 0
         except BaseException as error:

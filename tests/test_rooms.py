@@ -55,6 +55,7 @@ LEVELS = {
             "assembly",
             "bounds",
             "check",
+            "check_session",
             "check_steps",
             "costs",
             "edge_levels",

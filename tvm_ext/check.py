@@ -12,22 +12,17 @@ scales (`check_steps`); its distance from itself widens the bound, and so does a
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import onnx
-from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
+from tvm_ext.check_session import Session
 from tvm_ext.check_steps import nudged_scales, output_steps
 from tvm_ext.errors import InputError, ModelError, VerifyError
 from tvm_ext.frontend.load import load_onnx
@@ -82,7 +77,13 @@ class ModelCheck(msgspec.Struct, frozen=True):
 
 
 def check_model(
-    compiled: Compiled, model: Any, *, reference: bool = False, seed: int = 0, whole: bool = False
+    compiled: Compiled,
+    model: Any,
+    *,
+    reference: bool = False,
+    seed: int = 0,
+    whole: bool = False,
+    begun: Session | None = None,
 ) -> ModelCheck | None:
     """Compares all outputs on one random input; None if there is no engine to compare with.
 
@@ -90,6 +91,7 @@ def check_model(
     reference  use onnx's reference evaluator where ONNX Runtime is not installed, or cannot run it
     whole      integers are ones, not 0 or 1: a mask of random words is none to a cache that counts
                them, and such a model is asked so if it differs
+    begun      what `begin` has begun for the model, if the seed is 0
 
     Extents that are left open are the first of OPEN for which both run.
 
@@ -101,7 +103,10 @@ def check_model(
         return None
     engine, expected, found = "", None, []
     for feed in _feeds(compiled, seed, whole):
-        engine, expected = "ONNX Runtime", _onnxruntime(model, feed) if has_onnxruntime else None
+        engine, expected = "ONNX Runtime", None
+        if has_onnxruntime:
+            expected = begun.outputs() if begun else _onnxruntime(model, feed)
+        begun = None
         if expected is None and reference:
             engine, expected = "onnx's reference evaluator", _reference(model, feed)
         if expected is None:
@@ -255,48 +260,19 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(gap / scale) if scale else float(gap)
 
 
-_SESSION = """
-import json, sys
-import numpy, onnxruntime
-model, given, results, names, level = sys.argv[1:]
-options = onnxruntime.SessionOptions()
-options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-options.log_severity_level = 3
-session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-arrays = numpy.load(given)
-feed = {name: arrays[f"arr_{place}"] for place, name in enumerate(json.loads(names))}
-numpy.savez(results, *session.run(None, feed))
-"""
+def begin(compiled: Compiled, model: Any) -> Session | None:
+    """ONNX Runtime at work on what `check_model` asks first; None where it is not installed."""
+    if find_spec("onnxruntime") is None:
+        return None
+    return Session(model, next(_feeds(compiled, seed=0, whole=False)))
 
 
 def _onnxruntime(
     model: Any, feed: dict[str, np.ndarray], rewrites: bool = False
 ) -> list[Any] | None:
-    """ONNX Runtime's outputs, from a process of its own; None if it cannot run the model.
-
-    Its threads must not live in this process: a forked child that exits would wait for them.
-    """
-    try:
-        return _in_session(model, feed, "ORT_ENABLE_ALL" if rewrites else "ORT_DISABLE_ALL")
-    except (OSError, ValueError, EncodeError):  # no room for the arrays, or for the model in one
-        return None
-
-
-def _in_session(model: Any, feed: dict[str, np.ndarray], level: str) -> list[Any] | None:
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-check-") as name:
-        folder = Path(name)
-        path = folder / "model.onnx"
-        if isinstance(model, str | os.PathLike):
-            path = Path(model)
-        else:
-            path.write_bytes(model.SerializeToString())
-        np.savez(folder / "given.npz", *feed.values())
-        words = [path, folder / "given.npz", folder / "results.npz", json.dumps([*feed]), level]
-        command = [sys.executable, "-c", _SESSION, *map(str, words)]
-        if subprocess.run(command, capture_output=True).returncode:
-            return None
-        with np.load(folder / "results.npz") as saved:
-            return [saved[f"arr_{place}"] for place in range(len(saved.files))]
+    """ONNX Runtime's outputs; None if it cannot run the model."""
+    with Session(model, feed, rewrites) as session:
+        return session.outputs()
 
 
 def _reference(model: Any, feed: dict[str, np.ndarray]) -> list[Any]:

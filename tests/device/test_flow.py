@@ -30,6 +30,7 @@ from tvm_ext.errors import (
     ModelError,
     ShapeError,
     TargetError,
+    VerifyError,
 )
 from tvm_ext.flow import hardware_for, lower
 from tvm_ext.hardware import get
@@ -202,6 +203,23 @@ def test_a_disabled_pass_that_is_none_is_warned_of(model: Path) -> None:
     ):
         tvm_ext.compile(str(model))
     assert len([one for one in told if "disabled_pass" in str(one.message)]) == 1
+
+
+def test_what_a_check_refuses_takes_no_place(compiled: Compiled, tmp_path: Path) -> None:
+    """It is called when all is linked; what stood there before stays."""
+    path = tmp_path / "model.so"
+    path.write_text("before")
+
+    def refuse() -> None:
+        raise VerifyError("output 'y': differs")
+
+    with pytest.raises(VerifyError):
+        compiled.save(path, check=refuse)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(VerifyError):
+        tvm_ext.load(compiled.save(tmp_path / "other.so", check=list)).save(path, check=refuse)
+    assert path.read_text() == "before"
 
 
 def test_save_and_load(compiled: Compiled, tmp_path: Path) -> None:

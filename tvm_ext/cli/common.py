@@ -231,17 +231,23 @@ def add_reference(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_verified(compiled: Any) -> bool:
+    """Whether any of its kernels is."""
+    return any(group.verified for group in compiled.manifest.groups)
+
+
 def whole_model(
-    compiled: Any, model: str, args: argparse.Namespace
+    compiled: Any, model: str, args: argparse.Namespace, begun: Any = None
 ) -> tuple[str, dict[str, Any] | None]:
-    """Compares a verified model with another engine: a line to print, and the same as data."""
-    if not any(group.verified for group in compiled.manifest.groups):
+    """Compares a verified model with another engine, which may have `begun`: a line to print, and
+    the same as data."""
+    if not is_verified(compiled):
         left_out = getattr(args, "no_verify", False)
         why = "--no-verify" if left_out else "no kernel could be verified here"
         return f"checked   not compared with another engine: {why}", None
     from tvm_ext.check import check_model
 
-    result = check_model(compiled, model, reference=args.reference)
+    result = check_model(compiled, model, reference=args.reference, begun=begun)
     if result is None:
         lacking = find_spec("onnxruntime") is None
         hint = "install onnxruntime, or ask" if lacking else "ONNX Runtime fails on it; ask"

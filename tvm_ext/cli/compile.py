@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tvm_ext.cli.common import (
@@ -15,6 +16,7 @@ from tvm_ext.cli.common import (
     add_reference,
     check_output,
     check_target,
+    is_verified,
     note_lines,
     run_main,
     shapes_of,
@@ -66,10 +68,16 @@ def work(args: argparse.Namespace) -> Answer:
             verify=not args.no_verify,
             notify=notify,
         )
-        notify("comparing")
-        checked, check = whole_model(compiled, args.model, args)
-        notify("linking")
-        compiled.save(output)
+        with _begun(compiled, args.model) as begun:
+            results = []
+
+            def compare() -> None:
+                notify("comparing")
+                results.append(whole_model(compiled, args.model, args, begun))
+
+            notify("linking")
+            compiled.save(output, check=compare)
+        ((checked, check),) = results
     manifest = compiled.manifest
     data: dict[str, Any] = {
         "model": args.model,
@@ -97,6 +105,13 @@ def work(args: argparse.Namespace) -> Answer:
         data["report"] = compiled.report.to_dict()
         lines += ["", groups_text(manifest, **text_style())]
     return Answer("\n".join(lines), data)
+
+
+def _begun(compiled: Any, model: str) -> AbstractContextManager[Any]:
+    """The other engine at work already, if the model is to be compared: it runs beside linking."""
+    from tvm_ext.check import begin
+
+    return (begin(compiled, model) if is_verified(compiled) else None) or nullcontext()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -166,16 +166,21 @@ class Compiled:
         with self._turn:
             return profile(self._module, names, inputs, runs, read_peak, self._device)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes one shared library that stock TVM loads. Raises ArtifactError."""
+    def save(
+        self, path: str | os.PathLike[str], *, check: Callable[[], object] | None = None
+    ) -> Path:
+        """Writes one shared library that stock TVM loads. Raises ArtifactError, and what a `check`
+        raises, which is called when all is linked: nothing has taken the path's place by then."""
         if self._source is not None:
+            if check is not None:
+                check()
             return copy(self._source, Path(path))
         if self._parts is None:
             raise ArtifactError(f"artifact {os.fspath(path)}: this model was made to run here only")
         from tvm_ext.runtime.export import export
 
         with one_at_a_time():
-            return export(self._parts(), Path(path), self.manifest)
+            return export(self._parts(), Path(path), self.manifest, check)
 
     def __reduce__(self) -> NoReturn:
         """Copying and pickling end here: machine code is no Python object. Raises ArtifactError."""

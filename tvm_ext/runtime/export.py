@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, NamedTuple
@@ -40,8 +40,11 @@ class Parts(NamedTuple):
     weights: Sequence[np.ndarray]
 
 
-def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
-    """Links the parts into `path`, whole or not at all.
+def export(
+    parts: Parts, path: Path, manifest: Manifest, check: Callable[[], object] | None = None
+) -> Path:
+    """Links the parts into `path`, whole or not at all; not if the `check` raises something, which
+    is called before they take its place.
 
     Raises ArtifactError if the folder is missing or not writable, the disk is full, or no C
     compiler is there to link.
@@ -75,6 +78,8 @@ def export(parts: Parts, path: Path, manifest: Manifest) -> Path:
             if failure:
                 raise ArtifactError(f"artifact {path}: {failure}; nothing written")
             append(parts.weights, built)
+            if check is not None:
+                check()
             os.replace(built, path)
     except CalledProcessError as error:
         words = [line for line in error.stderr.splitlines() if "error" in line.lower()]

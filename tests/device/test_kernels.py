@@ -33,7 +33,7 @@ from tvm_ext.tvm_api import Target, relax, te, tvm
 from tvm_ext.verify import check, has_reference
 
 PICKED = 3
-NEIGHBOURS = {"convolutions": 5, "products": 5, "pooling": 5, "rows": 5, "reductions": 3}
+NEIGHBOURS = {"convolutions": 3, "products": 3, "pooling": 2, "rows": 3, "reductions": 2}
 """Neighbours tried of each best plan, by group; one elsewhere, where plans have few knobs."""
 
 OTHER_MACHINES = ("cpu/x86-sse", "cpu/x86-avx2", "cpu/x86-avx512")

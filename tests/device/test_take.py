@@ -110,9 +110,13 @@ def test_coordinates_out_of_range(
 
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("how", COMBINE)
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize(
-    ("shape", "part", "axis"), [((5, 7), (9, 7), 0), ((2, 3, 5), (2, 2, 4), -1), ((5,), (30,), 0)]
+    ("shape", "part", "axis", "dtype"),
+    [
+        ((5, 7), (9, 7), 0, "int32"),
+        ((2, 3, 5), (2, 2, 4), -1, "int64"),
+        ((5,), (30,), 0, "int64"),
+    ],
 )
 def test_elements_scattered_out_of_range(
     shape: tuple[int, ...], part: tuple[int, ...], axis: int, dtype: str, how: str, far: bool

@@ -32,7 +32,7 @@ def stand_by() -> None:
     Signals to this process are the child's; those of the terminal reach both by themselves. The
     child does not outlive it.
     """
-    crashed = 0
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who is told to ignore it cannot wait for any
     for again in (False, True):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
         parent = os.getpid()
@@ -45,10 +45,9 @@ def stand_by() -> None:
             os.environ[APART if again else GUARDED] = "1"
             return
         code = os.waitstatus_to_exitcode(_ended(child))
-        crashed = -code if -code in CRASHES else 0
-        if not crashed:
+        if -code not in CRASHES:
             break
-        name = signal.Signals(crashed).name
+        name = signal.Signals(-code).name
         remedy = "once more, each kernel in a process of its own" if not again else "giving up"
         print(f"warning: compiling was ended by {name}; {remedy}", file=sys.stderr, flush=True)
     os._exit(code if code >= 0 else SIGNALLED - code)

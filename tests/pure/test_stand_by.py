@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ def test_the_code_is_the_commands() -> None:
     process = started("print('done'); sys.exit(3)")
     assert process.communicate() == ("done\n", "")
     assert process.returncode == 3
+
+
+def test_who_was_told_to_ignore_its_children_waits_for_this_one() -> None:
+    command = f"trap '' CHLD; exec {sys.executable} -c {shlex.quote(BEGIN + 'sys.exit(3)')}"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -28,7 +28,7 @@ def strict() -> bool:
 
 def apart() -> bool:
     """TVM_EXT_APART=1 checks every kernel in a process of its own: what crashes there is replaced,
-    as what is wrong is. `python -m tvm_ext.compile` asks for it itself once one has (`stand_by`)."""
+    as what is wrong is. `python -m tvm_ext.compile` asks for it itself once one has crashed."""
     return os.environ.get(APART, "0") == "1"
 
 

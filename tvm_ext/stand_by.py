@@ -33,9 +33,9 @@ def stand_by() -> None:
     child does not outlive it.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who is told to ignore it cannot wait for any
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
+    parent = os.getpid()
     for again in (False, True):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
-        parent = os.getpid()
         child = os.fork()
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

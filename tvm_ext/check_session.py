@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ arrays = numpy.load(given)
 feed = {name: arrays[f"arr_{place}"] for place, name in enumerate(json.loads(names))}
 numpy.savez(results, *session.run(None, feed))
 """
+FILES = ("model.onnx", "given.npz", "results.npz")
 
 
 class Session:
@@ -40,32 +42,33 @@ class Session:
     """
 
     def __init__(self, model: Any, feed: dict[str, np.ndarray], rewrites: bool = False) -> None:
-        self._room = tempfile.TemporaryDirectory(prefix="tvm_ext-check-")
+        self._held = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         level = "ORT_ENABLE_ALL" if rewrites else "ORT_DISABLE_ALL"
-        folder = Path(self._room.name)
         try:
+            room = tempfile.TemporaryDirectory(prefix="tvm_ext-check-")
+            folder = Path(self._held.enter_context(room))
+            path, given, self._results = (folder / name for name in FILES)
             if isinstance(model, str | os.PathLike):
                 path = Path(model)
             else:
-                path = folder / "model.onnx"
                 path.write_bytes(model.SerializeToString())
-            np.savez(folder / "given.npz", *feed.values())
+            np.savez(given, *feed.values())
+            words = [path, given, self._results, json.dumps([*feed]), level]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *map(str, words)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         except (OSError, ValueError, EncodeError):  # no room for them, or for the model in one
             return
-        words = [path, folder / "given.npz", folder / "results.npz", json.dumps([*feed]), level]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *map(str, words)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
 
     def outputs(self) -> list[Any] | None:
         """Its outputs, when they are there; None if it cannot run the model."""
         if self._process is None or self._process.wait():
             return None
         try:
-            with np.load(Path(self._room.name) / "results.npz") as saved:
+            with np.load(self._results) as saved:
                 return [saved[f"arr_{place}"] for place in range(len(saved.files))]
         except (OSError, ValueError):
             return None
@@ -77,4 +80,4 @@ class Session:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self._room.cleanup()
+        self._held.close()

@@ -40,6 +40,18 @@ def test_without_onnxruntime(compiled: Compiled, monkeypatch: pytest.MonkeyPatch
     assert result.error < 1e-5
 
 
+def test_without_room_for_what_the_engine_is_given(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not compared, and no error: neither is the model's fault."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    begun = check.begin(compiled, tiny_model())
+    assert begun is not None
+    with begun:
+        assert begun.outputs() is None
+    assert tvm_ext.check_model(compiled, tiny_model()) is None
+
+
 def test_another_model_is_told_apart(compiled: Compiled) -> None:
     with pytest.raises(VerifyError, match="output 'probabilities': differs from ONNX Runtime"):
         tvm_ext.check_model(compiled, tiny_model(seed=1))

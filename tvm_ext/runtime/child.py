@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tvm_ext.flags import guarded
+from tvm_ext.measure.sandbox import Limits, clear_alarm, set_alarm
 from tvm_ext.runtime.artifact import last_line
 
 CHECK_S = 120.0
@@ -29,11 +30,11 @@ def _ended_after(timeout_s: float) -> Iterator[None]:
     if not timeout_s:
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    set_alarm(Limits(timeout_s))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        clear_alarm()
 
 
 def in_child(work: Callable[[], str | None], timeout_s: float = 0.0) -> str:

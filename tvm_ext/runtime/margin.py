@@ -16,11 +16,10 @@ import numpy as np
 
 from tvm_ext.measure.inputs import numpy_dtype
 from tvm_ext.runtime.machine import shared, to_arrays
+from tvm_ext.runtime.weights import ALIGNED
 
 MARGIN_BYTES = 1 << 14
 """Whole tiles of registers."""
-ALIGNMENT_BYTES = 64
-"""Of what kernels are given."""
 _FILL = 0x5A
 
 
@@ -40,8 +39,8 @@ class Output:
         """One for elements of a numpy type."""
         kind = numpy_dtype(dtype)
         size_bytes = prod(shape) * kind.itemsize
-        room = np.full(size_bytes + 2 * MARGIN_BYTES + ALIGNMENT_BYTES, _FILL, "uint8")
-        begin = MARGIN_BYTES + -(room.ctypes.data + MARGIN_BYTES) % ALIGNMENT_BYTES
+        room = np.full(size_bytes + 2 * MARGIN_BYTES + ALIGNED, _FILL, "uint8")
+        begin = MARGIN_BYTES + -(room.ctypes.data + MARGIN_BYTES) % ALIGNED
         array = room[begin : begin + size_bytes].view(kind).reshape(shape)
         array[...] = _unlikely(array.dtype)
         return Output(shared(array), room, begin, begin + size_bytes)

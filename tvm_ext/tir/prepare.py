@@ -49,15 +49,6 @@ class Prepared:
     blocks: tuple[SBlockRV, ...]
 
 
-def extent_of(schedule: Schedule, loop: Any) -> int:
-    """Iterations of a loop. Raises PlanError where only the place in another loop says how many:
-    views that TVM cannot see through make such bounds."""
-    extent = schedule.get(loop).extent
-    if not isinstance(extent, tirx.IntImm):
-        raise PlanError("extent", f"plan: TVM bounds a loop by {extent}, not by a number")
-    return int(extent)
-
-
 _COPYING = Lock()
 """Held while a kept schedule is copied: TVM's calls release Python's own lock."""
 SPREAD = 4
@@ -72,6 +63,15 @@ MOST_IN_INDEX = 4
 the bounds of what is read, again with each statement that it inlines."""
 WINDOW = 3
 """Elements of one producer in one statement from which recomputing them costs more than memory."""
+
+
+def extent_of(schedule: Schedule, loop: Any) -> int:
+    """Iterations of a loop. Raises PlanError where only the place in another loop says how many:
+    views that TVM cannot see through make such bounds."""
+    extent = schedule.get(loop).extent
+    if not isinstance(extent, tirx.IntImm):
+        raise PlanError("extent", f"plan: TVM bounds a loop by {extent}, not by a number")
+    return int(extent)
 
 
 def _is_window(consumer: TileNode, producer: TileNode) -> bool:

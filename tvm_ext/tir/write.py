@@ -68,7 +68,8 @@ def write(func: PrimFunc, plan: TilePlan) -> PrimFunc:
     Stages that the plan does not name are written loosely: their outer loops in parallel, their
     innermost loop vectorised where that is legal. Raises PlanError with the reason `structure` (the
     function has no blocks), `symbolic` (it has extents that are not known), `schedule` (TVM refused
-    a step) or one of `tile.legal.check_plan`.
+    a step), `extent` or `recompute` (it bounds a loop by no number, or a strip by too much), or one
+    of `tile.legal.check_plan` or of the rules.
     """
     prepared = schedule(func, plan)
     parts = plan.parts()

@@ -77,20 +77,30 @@ def left_out(task: Task, plan: TilePlan, trace: Any) -> tuple[str, ...]:
     return tuple(what for what, applies in done.items() if applies)
 
 
-def stock_record(func: PrimFunc, records: Sequence[Record], target: Target) -> Any:
-    """MetaSchedule's record for the records of one plan. It has been through JSON: what is in it
-    can be written. Raises as `trace_of` does."""
-    database = stock().database
-    workload = database.Workload(workload_of(func))
-    run_secs = [us * 1e-6 for record in records for us in record.latency_us]
-    record = database.TuningRecord(
-        trace_of(func, records[0].plan, "\n".join(map(_ascii, records))),
-        workload,
-        run_secs,
-        target,
-        stock().arg_info.ArgInfo.from_prim_func(func),
-    )
-    return database.TuningRecord.from_json(json.loads(json.dumps(record.as_json())), workload)
+def stock_record(
+    func: PrimFunc, plan: TilePlan, target: Target, records: Sequence[Record] = ()
+) -> Any:
+    """MetaSchedule's record of a plan with the latencies of `records`, the lines of our log that it
+    stands for. It has been through JSON: what is in it can be written. Raises as `trace_of` does.
+    """
+    mark = "\n".join(map(_ascii, records))
+    latency_us = [us for record in records for us in record.latency_us]
+    workload = stock().database.Workload(workload_of(func))
+    return _through_json(func, trace_of(func, plan, mark), workload, latency_us, target)
+
+
+def with_latency(func: PrimFunc, record: Any, latency_us: float) -> Any:
+    """The record with another latency."""
+    return _through_json(func, record.trace, record.workload, [latency_us], record.target)
+
+
+def _through_json(
+    func: PrimFunc, trace: Any, workload: Any, latency_us: Sequence[float], target: Target
+) -> Any:
+    kind, arg_info = stock().database.TuningRecord, stock().arg_info.ArgInfo
+    run_secs = [us * 1e-6 for us in latency_us]
+    record = kind(trace, workload, run_secs, target, arg_info.from_prim_func(func))
+    return kind.from_json(json.loads(json.dumps(record.as_json())), workload)
 
 
 def replayed(record: Any) -> PrimFunc:

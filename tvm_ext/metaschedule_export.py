@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
@@ -16,9 +17,18 @@ from tvm_ext.errors import LogError
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.measure.build import one_line
 from tvm_ext.measure.inputs import make_inputs
-from tvm_ext.metaschedule import files_of, left_out, replayed, stock, stock_record, workload_of
+from tvm_ext.metaschedule import (
+    files_of,
+    left_out,
+    replayed,
+    stock,
+    stock_record,
+    with_latency,
+    workload_of,
+)
+from tvm_ext.picker import pick_whole
 from tvm_ext.planner import Option, Planned, Task
-from tvm_ext.records import Database
+from tvm_ext.records import Database, Record
 from tvm_ext.records.exchange import ExportedTask
 from tvm_ext.records.files import errors_named
 from tvm_ext.records.prune import best_plans
@@ -32,8 +42,10 @@ TRIED = 8
 NEAR, TIMED = 1.25, 4
 """Plans whose latency is so many times the best one's at most are tried for a faster replay, and
 how many replays of one task are timed."""
+WHOLE = 4
+"""Plans of whole tiles that are tried where none of the log's replays as fast as it is."""
 CLOSE = 1.1
-"""A replay's latency in that of its plan, from which no other is looked for."""
+"""A replay's latency in that of the log's plan, from which no other is looked for."""
 RUNS, BURST_MS = 7, 2
 """Times a replay is timed, and how long each time takes at least."""
 
@@ -54,9 +66,10 @@ def export(
 
     Each record is replayed and compiled as TVM does without us; where this machine can run the
     kernel it is compared with the task's reference too, and timed: of plans that are `NEAR` the
-    best one the fastest replay is taken, since what our compiler does around a schedule, some plans
-    live by and others do without. LogError if the folder holds a database
-    already or cannot be written, or no task has a plan that can be exported.
+    best one, and of the picker's that loops alone say (`pick_whole`), the fastest replay is taken,
+    since what our compiler does around a schedule, some plans live by and others do without.
+    LogError if the folder holds a database already or cannot be written, or no task has a plan that
+    can be exported.
     """
     root = check_new(folder)
     target = Target(hardware.target)
@@ -98,23 +111,34 @@ def _distinct(tasks: Iterable[Task]) -> list[Task]:
 def _exported(
     task: Task, log: Database, hardware: HardwareModel, target: Target
 ) -> tuple[ExportedTask, Any]:
-    """The task's plan that replays fastest, and its record; None if none does."""
+    """The plan that replays fastest in the log's place, and its record; None if none does."""
     latency_us = log.believed(task.signature, hardware.fingerprint())
     plans = best_plans(log, task.signature, hardware.fingerprint(), TRIED)
-    reasons: list[str] = [] if plans else ["no plan in the log that works on this hardware"]
+    if not plans:
+        reason = "no plan in the log that works on this hardware"
+        return ExportedTask(task.key, None, inf, reasons=(reason,)), None
+    best_us = latency_us[plans[0]]
+    reasons: list[str] = []
     found: list[tuple[ExportedTask, Any]] = []
     for plan in plans:
         own_us = latency_us[plan]
-        if found and not _may_be_faster(found, own_us):
+        if found and (len(found) == TIMED or own_us > NEAR * best_us):
             break
+        if not _wants_another(found, own_us):
+            break
+        records = [r for r in log.records(task.signature, hardware.fingerprint()) if r.plan == plan]
         try:
-            found.append(_replayed(task, plan, own_us, log, hardware, target))
+            found.append(_replayed(task, plan, own_us, records, hardware, target))
         except Exception as error:  # TVM raises every kind for a schedule that it cannot lower
             if not found:
                 reasons.append(f"plan of {own_us:.4g} us, {one_line(error)}")
+    for plan in pick_whole(task.graph, hardware, WHOLE) if task.graph else ():
+        if not _wants_another(found, best_us):
+            break
+        with suppress(Exception):  # as above
+            found.append(_replayed(task, plan, best_us, (), hardware, target))
     if not found:
-        best = latency_us[plans[0]] if plans else inf
-        return ExportedTask(task.key, None, best, reasons=tuple(reasons)), None
+        return ExportedTask(task.key, None, best_us, reasons=tuple(reasons)), None
     first = found[0][0]
     entry, record = min(found, key=lambda one: one[0].replay_us)
     if entry is not first:
@@ -122,28 +146,32 @@ def _exported(
     return msgspec.structs.replace(entry, reasons=tuple(reasons)), record
 
 
-def _may_be_faster(found: list[tuple[ExportedTask, Any]], own_us: float) -> bool:
-    """Whether a plan of that latency is worth a replay beside those that were timed."""
-    (first, _), (last, _) = found[0], found[-1]
-    close = last.replay_us <= CLOSE * last.latency_us
-    return first.verified and not close and own_us <= NEAR * first.latency_us and len(found) < TIMED
+def _wants_another(found: list[tuple[ExportedTask, Any]], latency_us: float) -> bool:
+    """Whether no replay that was found is about as fast as that, and another could be timed."""
+    entries = [entry for entry, _ in found]
+    unknown = any(not entry.verified for entry in entries)
+    return not unknown and all(entry.replay_us > CLOSE * latency_us for entry in entries)
 
 
 def _replayed(
     task: Task,
     plan: TilePlan,
     own_us: float,
-    log: Database,
+    records: Sequence[Record],
     hardware: HardwareModel,
     target: Target,
 ) -> tuple[ExportedTask, Any]:
-    """A plan as it replays, and its record. Raises what TVM raises, and NotRight."""
-    records = [r for r in log.records(task.signature, hardware.fingerprint()) if r.plan == plan]
-    record = stock_record(task.original, records, target)
+    """A plan as it replays, and its record; one without `records` in our log is the picker's.
+    Raises what TVM raises, and NotRight."""
+    record = stock_record(task.original, plan, target, records)
     replay_us = _verified_us(task, plan, record, target, hardware)
-    without = left_out(task, plan, record.trace)
     verified = isfinite(replay_us)
-    entry = ExportedTask(task.key, plan, own_us, without, verified=verified, replay_us=replay_us)
+    if verified and not records:
+        record = with_latency(task.original, record, replay_us)
+    without = left_out(task, plan, record.trace)
+    entry = ExportedTask(
+        task.key, plan, own_us, without, verified=verified, replay_us=replay_us, picked=not records
+    )
     return entry, record
 
 

@@ -116,7 +116,8 @@ def _ours(workload: _Workload, trace: Any, steps: Counter[str]) -> tuple[tuple[R
             return (), f"{MARK} names another task than its workload is"
         if len({record.plan for record in records}) != 1:
             return (), f"{MARK} names several plans"
-        today = stock_record(workload.func, records, Target("llvm")).as_json()[0]
+        plan = records[0].plan
+        today = stock_record(workload.func, plan, Target("llvm"), records).as_json()[0]
     except TvmExtError as error:
         return (), str(error)
     except Exception as error:  # TVM raises every kind for a schedule that it refuses

@@ -28,7 +28,7 @@ from tvm_ext.picker import pick
 from tvm_ext.planner import Task, make_task
 from tvm_ext.records import Database, Record, TaskKey
 from tvm_ext.records.exchange import ExportedTask, add_missing
-from tvm_ext.report.log_changes import foreign_text
+from tvm_ext.report.log_changes import export_text, foreign_text
 from tvm_ext.tile import LevelTile, Tile, TilePlan
 from tvm_ext.tile.plan import Attach
 from tvm_ext.tvm_api import PrimFunc, Target, s_tir, te
@@ -233,10 +233,20 @@ def test_a_transposition_by_squares_is_one_by_loops(tmp_path: Path) -> None:
 def test_the_best_plan_that_can_be_said_is_taken(product: Logged, tmp_path: Path) -> None:
     good = product.best_plan()
     odd = msgspec.structs.replace(good, tiles=(LevelTile("core", Tile((3, 3))),))
-    product.add(odd, 1.0)
-    product.add(good, 9.0)
+    product.add(odd, 1e5)
+    product.add(good, 9e5)
     entry = product.export(tmp_path / "database")
-    assert (entry.plan, entry.latency_us, len(entry.reasons)) == (good, 9.0, 1)
+    assert (entry.plan, entry.latency_us, len(entry.reasons)) == (good, 9e5, 1)
+    assert entry.reasons[0].startswith("plan of 1e+05 us, PlanError")
+
+
+def test_a_task_none_of_whose_plans_can_be_said_has_one_of_whole_tiles(
+    product: Logged, tmp_path: Path
+) -> None:
+    odd = msgspec.structs.replace(product.best_plan(), tiles=(LevelTile("core", Tile((3, 3))),))
+    product.add(odd, 1.0)
+    entry = product.export(tmp_path / "database")
+    assert (entry.verified, entry.picked) == (True, True)
     assert entry.reasons[0].startswith("plan of 1 us, PlanError")
 
 
@@ -248,11 +258,34 @@ def test_of_plans_near_the_best_the_fastest_replay_is_taken(
     near, other, far = (one.plan for one in pick(product.task.graph, product.hardware, 3))
     for plan, own_us in ((near, 5.0), (other, 6.0), (far, 7.0)):
         product.add(plan, own_us)
-    replays_us = iter([9.0, 6.5])
+    replays_us = iter([9.0, 6.5, 8.0, 8.0, 8.0, 8.0])
     monkeypatch.setattr("tvm_ext.metaschedule_export._latency_us", lambda *_: next(replays_us))
     entry = product.export(tmp_path / "database")
     assert (entry.plan, entry.latency_us, entry.replay_us) == (other, 6.0, 6.5)
     assert entry.reasons == ("plan of 5 us, replayed in 9",)
+
+
+def test_a_plan_of_whole_tiles_stands_for_one_that_replays_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """55 rows by 14 leave a tail that only our compiler moves back; by 11 they leave none."""
+    rows = logged(matmul(55, 64, 40), tmp_path)
+    register = Tile((14, 32, 4))
+    tail = msgspec.structs.replace(
+        rows.best_plan(),
+        tiles=(LevelTile("core", Tile((55, 64, 40))), LevelTile("register", register)),
+    )
+    rows.add(tail, 5.0)
+    replays_us = iter([9.0, 5.2])
+    monkeypatch.setattr("tvm_ext.metaschedule_export._latency_us", lambda *_: next(replays_us))
+    entry = rows.export(tmp_path / "database")
+    assert entry.plan is not None
+    assert 55 % entry.plan.at("register").extents[0] == 0
+    assert (entry.picked, entry.latency_us, entry.replay_us) == (True, 5.0, 5.2)
+    assert entry.reasons == ("plan of 5 us, replayed in 9",)
+    (found,) = read(tmp_path / "database")
+    assert (found.records, found.latency_us) == ((), pytest.approx(5.2))
+    assert "the picker's plan of whole tiles" in export_text([entry])
 
 
 def test_a_kernel_that_is_not_right_stays_behind(

@@ -13,7 +13,7 @@
   chunk  how much of a long reduction a core's own cache holds
   strip  rows of several stages at a time, each piece planned by itself
   gpu    the same for thread blocks; gpu_perf the time of one
-  pick   which stage to tile, by which rule, with which tiles
+  pick   which stage to tile, by which rule, with which tiles;  whole: those that loops alone say
 
 Pure Python over `tile` and `hardware`: no TVM, nothing measured, the same answer every time.
 """
@@ -23,6 +23,7 @@ from tvm_ext.picker.perf import Candidate, Estimate, estimate
 from tvm_ext.picker.pick import PICKED, pick, pick_strips
 from tvm_ext.picker.predict import predict
 from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
+from tvm_ext.picker.whole import pick_whole
 
 __all__ = [
     "PICKED",
@@ -34,5 +35,6 @@ __all__ = [
     "packed_bytes",
     "pick",
     "pick_strips",
+    "pick_whole",
     "predict",
 ]

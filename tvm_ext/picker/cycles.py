@@ -18,19 +18,23 @@ REGISTER_TILES = 6
 
 
 def product_tiles(
-    graph: TileGraph, product: int, first: int, hw: HardwareModel
+    graph: TileGraph, product: int, first: int, hw: HardwareModel, *, whole: bool = False
 ) -> tuple[int, list[Tile]]:
     """Elements in a vector, and the best register tiles of a product that other stages come with,
-    of axes from the `first` on and in equal blocks of columns; none where it has no vectors."""
+    of axes from the `first` on and in equal blocks of columns, or of rows and steps too (`whole`);
+    none where it has no vectors."""
     node = graph.nodes[product]
     vector = vector_axis(node)
     if vector is None:
         return 1, []
     lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
     tiles = register_tiles(graph, node, vector, lanes, hw)
-    columns = node.extents[vector]
+    equal = range(len(node.extents)) if whole else [vector]
     fitting = (
-        t for t in tiles if prod(t.extents[:first]) == 1 and columns % t.extents[vector] == 0
+        tile
+        for tile in tiles
+        if prod(tile.extents[:first]) == 1
+        and all(node.extents[axis] % tile.extents[axis] == 0 for axis in equal)
     )
     ranked = sorted(fitting, key=lambda tile: whole_cycles(graph, node, tile, lanes, hw))
     return lanes, ranked[:REGISTER_TILES]

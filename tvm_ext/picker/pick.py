@@ -209,9 +209,11 @@ def several_results(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
     return rows_plan(graph, hw)
 
 
-def chain_candidates(graph: TileGraph, chain: TransformChain, hw: HardwareModel) -> list[Candidate]:
+def chain_candidates(
+    graph: TileGraph, chain: TransformChain, hw: HardwareModel, *, whole: bool = False
+) -> list[Candidate]:
     """Plans of a product between two transforms, best first."""
-    lanes, tiles = product_tiles(graph, chain.product, 3, hw)
+    lanes, tiles = product_tiles(graph, chain.product, 3, hw, whole=whole)
     return [Candidate(plan, guess) for plan, guess in rank_chains(graph, chain, tiles, lanes, hw)]
 
 

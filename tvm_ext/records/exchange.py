@@ -19,7 +19,7 @@ class ExportedTask(msgspec.Struct, frozen=True):
     plan: TilePlan | None
     """None if it is not there."""
     latency_us: float
-    """Of the plan, in our log; infinite without one."""
+    """Of the plan, in our log; of the best one there, if this one is not; infinite without one."""
     left_out: tuple[str, ...] = ()
     """What our compiler does beyond the plan, and the other one will not."""
     reasons: tuple[str, ...] = ()
@@ -28,6 +28,8 @@ class ExportedTask(msgspec.Struct, frozen=True):
     """Whether the replayed kernel was run here and found right."""
     replay_us: float = inf
     """Its latency then; infinite if it was not run."""
+    picked: bool = False
+    """Whether the plan is the picker's, and not in our log."""
 
 
 class ForeignRecord(msgspec.Struct, frozen=True):

@@ -58,6 +58,9 @@ def export_text(tasks: Sequence[ExportedTask], width: int | None = None) -> str:
         f"without {what}: {'all' if len(names) == out else ', '.join(names)}"
         for what, names in without.items()
     ]
+    picked = [short(entry.task.signature) for entry in tasks if entry.picked]
+    if picked:
+        lines.append(f"the picker's plan of whole tiles, not the log's: {', '.join(picked)}")
     lines += [
         f"{entry.task.kind} ({short(entry.task.signature)}): {reason}"
         for entry in tasks

@@ -1,0 +1,66 @@
+"""Plans that loops alone say, for whoever compiles their schedule without us: every tile lies whole
+in what it cuts, so no tail is moved back, and nothing is asked for ahead.
+
+    register(1, 10, 32) of 196 rows, prefetched  →  register(1, 14, 32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+
+from tvm_ext.hardware.model import HardwareModel
+from tvm_ext.picker.cycles import product_tiles
+from tvm_ext.picker.pick import chain_candidates, pick_piece
+from tvm_ext.picker.strassen import strassen_candidates
+from tvm_ext.tile.axis import Tile
+from tvm_ext.tile.chain import transform_chain
+from tvm_ext.tile.cut import cut, joined
+from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.plan import TilePlan
+from tvm_ext.tile.strassen import strassen_stages
+
+LOOKED_AT = 256
+"""Plans of a piece among which whole ones are looked for."""
+
+
+def pick_whole(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> list[TilePlan]:
+    """The best `count` plans for a group on a CPU that consist of whole tiles, best first; empty if
+    a piece of the group has none. Stages wait for one another: none goes strip by strip."""
+    if hardware.kind == "cuda":
+        return []
+    nameless = msgspec.structs.replace(graph, name="", signature="")
+    pieces = cut(nameless)
+    found = [list(dict.fromkeys(_of_piece(piece.graph, hardware))) for piece in pieces]
+    if not all(found):
+        return []
+    ranks = range(min(count, max(map(len, found))))
+    return [
+        joined(pieces, tuple(plans[min(rank, len(plans) - 1)] for plans in found)) for rank in ranks
+    ]
+
+
+def _of_piece(graph: TileGraph, hw: HardwareModel) -> Iterator[TilePlan]:
+    if chain := transform_chain(graph):
+        found = chain_candidates(graph, chain, hw, whole=True)
+    elif seven := strassen_stages(graph):
+        width, registers = product_tiles(graph, seven.product, 1, hw, whole=True)
+        found = strassen_candidates(graph, seven, registers, width, hw)
+    else:
+        found = pick_piece(graph, hw, LOOKED_AT, alone=True)
+    for candidate in found:
+        plan = msgspec.structs.replace(candidate.plan, prefetch=False, ahead=False)
+        if is_whole(graph.nodes[plan.anchor], plan):
+            yield plan
+
+
+def is_whole(node: TileNode, plan: TilePlan) -> bool:
+    """Whether every tile of a plan divides the one around it, and the largest its stage."""
+    tiles = [Tile(node.extents), *(level.tile for level in plan.tiles)]
+    return all(
+        size % part == 0
+        for outer, inner in pairwise(tiles)
+        for size, part in zip(outer.extents, inner.extents, strict=True)
+    )

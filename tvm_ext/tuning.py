@@ -48,7 +48,7 @@ PICKED = 12
 """Plans of the picker that a task's search starts from."""
 BATCHES = 6
 """Batches over which the trials of a task are spread, so that the model learns in between."""
-LEAST_BATCH, LARGEST_BATCH = 4, 16
+LEAST_BATCH, LARGEST_BATCH = 4, 32
 AGAIN, CONFIRMED = 3, 3
 """What seems best is measured so often again; another one that seems best then, so many times."""
 LEARNING = 6.0

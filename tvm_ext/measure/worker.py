@@ -27,7 +27,7 @@ from tvm_ext.measure.sandbox import Limits
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import PrimFunc, tvm
 
-KEPT = 24
+KEPT = 48
 """Compiled kernels that stay: a batch, its yardstick, the best of others before it."""
 
 

@@ -35,15 +35,15 @@ def predicted_us(func: PrimFunc, hardware: HardwareModel, rule: str = "") -> flo
     return best.estimate.latency_us + fetching_us
 
 
-def strips_can_be_written(func: PrimFunc, hardware: HardwareModel, extents: Point = ()) -> bool:
-    """Whether TVM takes the best plan by strips, of one slice along `extents` if there are some:
-    kernels that are merged for one have no other that is as fast."""
+def why_no_strips(func: PrimFunc, hardware: HardwareModel, extents: Point = ()) -> str:
+    """Why TVM does not take the best plan by strips, of one slice along `extents` if there are
+    some; empty if it does. Kernels that are merged for one have no other that is as fast."""
     func = of_one(func, extents)
     prepared = prepare(func)
     found = pick_strips(prepared.graph, hardware) if prepared else []
     if not found:
-        return False
-    with shield("strips", []):
+        return "no plan for one kernel"
+    reasons: list[str] = []
+    with shield("strips", reasons):
         write(func, found[0].plan)
-        return True
-    return False
+    return "; ".join(reasons)

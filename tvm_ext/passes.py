@@ -16,7 +16,7 @@ from functools import cache, partial
 from itertools import islice, product
 from typing import Any
 
-from tvm_ext.costs import predicted_us, sliced_us, strips_can_be_written
+from tvm_ext.costs import predicted_us, sliced_us, why_no_strips
 from tvm_ext.errors import ModelError
 from tvm_ext.garbage import look_for
 from tvm_ext.graph.absorb_views import AbsorbViews
@@ -177,7 +177,7 @@ def graph_passes(
         predict_us,
         explain=explain,
         cold_us=None if extents else partial(cold_us, hw=hardware),
-        can_be_written=partial(strips_can_be_written, hardware=hardware, extents=extents),
+        why_unwritten=partial(why_no_strips, hardware=hardware, extents=extents),
     )
     pooled = [] if extents else [PoolSquares()]
     in_parts = (

@@ -11,9 +11,10 @@ from chain_modules import Chain
 from fused_modules import HARDWARE, kernels
 
 from tvm_ext import passes
-from tvm_ext.costs import predicted_us
+from tvm_ext.costs import predicted_us, why_no_strips
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.records.manifest import Fusion
+from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tvm_api import IRModule, PrimFunc, Target, relax
 
 op = relax.op
@@ -146,9 +147,25 @@ def test_a_function_that_cannot_be_written_is_not_made() -> None:
     mod = expansion()
     told: list[Fusion] = []
     with Target(HARDWARE.target):
-        asked = FuseTiles(by_count, explain=told.append, can_be_written=lambda func: False)
+        asked = FuseTiles(by_count, explain=told.append, why_unwritten=lambda func: "recompute")
         assert len(kernels(asked(mod))) == 2
-    assert any("no plan for one kernel" in fusion.stopped for fusion in told)
+    assert any("recompute" in fusion.stopped for fusion in told)
+
+
+def test_what_keeps_strips_from_being_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours too: in a user's compile nothing else would tell it from a choice."""
+    with Target(HARDWARE.target):
+        mod = FuseTiles(by_count)(expansion())
+    (name,) = kernels(mod)
+    merged = mod[name]
+    assert why_no_strips(merged, HARDWARE) == ""
+
+    def broken(_func: PrimFunc, _plan: TilePlan) -> PrimFunc:
+        raise KeyError("a stage")
+
+    monkeypatch.setattr("tvm_ext.costs.write", broken)
+    monkeypatch.setattr("tvm_ext.flags.strict", lambda: False)
+    assert why_no_strips(merged, HARDWARE) == "strips, internal KeyError: 'a stage'"
 
 
 def test_a_window_ends_the_region() -> None:

@@ -44,8 +44,8 @@ MOST_SAVED = 0.25
 Cold = Callable[[int, int], float]
 """Called with bytes that are written where nobody has in a run, and with those of all that the run
 touches: the time in which they come."""
-Writable = Callable[[PrimFunc], bool]
-"""Called with a function: whether TVM takes its plan by strips."""
+Unwritten = Callable[[PrimFunc], str]
+"""Called with a function: why its plan by strips cannot be written; empty if it can."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseTiles")
@@ -58,14 +58,15 @@ class FuseTiles:
     most            kernels of a region
     explain         told of each region, and why it is no larger
     cold_us         what new memory between kernels costs; nothing by default
-    can_be_written  asked before a function is made
+    why_unwritten   why a function's best plan by strips cannot be written, empty if it can; asked
+                    before it is made
     """
 
     predict_us: Predict
     most: int = 8
     explain: Explain | None = None
     cold_us: Cold | None = None
-    can_be_written: Writable | None = None
+    why_unwritten: Unwritten | None = None
 
     def transform_module(self, mod: IRModule, _: Any) -> IRModule:
         """The module after `Fuse`, with fewer kernels."""
@@ -75,7 +76,7 @@ class FuseTiles:
             self.explain,
             most=self.most,
             cold_us=self.cold_us,
-            can_be_written=self.can_be_written,
+            why_unwritten=self.why_unwritten,
         ).run()
 
 
@@ -84,7 +85,7 @@ class _Fuser(Grower):
     name = "FuseTiles"
     no_gain = "slower than without it"
     cold_us: Cold | None = None
-    can_be_written: Writable | None = None
+    why_unwritten: Unwritten | None = None
     _fit: dict[str, str] = field(default_factory=dict)
     _fresh_bytes: list[int] = field(default_factory=list)
     """Of what each binding of the block makes."""
@@ -202,8 +203,7 @@ class _Fuser(Grower):
         if not self._pays(region):
             apart_us, together_us = self.apart_us(region), self.together_us[region.key]
             return f"hardly faster: {together_us:.1f} us, {apart_us:.1f} us apart"
-        written = self.can_be_written is None or self.can_be_written(func)
-        return "" if written else "no plan for one kernel"
+        return self.why_unwritten(func) if self.why_unwritten else ""
 
     def _unfit(self, call: KernelCall) -> str:
         """Why a kernel can be no part of a region; empty if it can."""

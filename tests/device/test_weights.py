@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +19,13 @@ from tvm import relax
 import tvm_ext
 from tvm_ext.errors import ArtifactError
 from tvm_ext.runtime.executor import Compiled
-from tvm_ext.runtime.weights import LEAST_BYTES
+from tvm_ext.runtime.weights import LEAST_BYTES, SHARE
 
 SIDE, ROWS = 160, 3
 """A square matrix of float32 that is large enough to be moved."""
 
 
-def model() -> onnx.ModelProto:
+def model(words: int = 500) -> onnx.ModelProto:
     """x [3, 160] -> relu(x w) w + table[ids], and the large constant `fixed` as it is."""
     rng = np.random.default_rng(0)
 
@@ -53,7 +54,7 @@ def model() -> onnx.ModelProto:
         ],
         [
             weight("w", square),
-            weight("table", rng.standard_normal((500, SIDE)).astype("float32")),
+            weight("table", rng.standard_normal((words, SIDE)).astype("float32")),
             weight("fixed", rng.standard_normal((SIDE, SIDE)).astype("float32")),
         ],
     )
@@ -124,6 +125,44 @@ def test_weights_are_found_from_another_folder(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == compiled(x=X, ids=IDS)[0].tolist()
+
+
+WHERE = """
+import json, sys
+import numpy as np
+import tvm_ext
+loaded = tvm_ext.load(sys.argv[1])
+given = np.load(sys.argv[2])
+y = loaded(x=given["x"], ids=given["ids"])[0].tolist()
+found = []
+for line in open("/proc/self/smaps"):
+    word, *rest = line.split()
+    if "-" in word:
+        name = line
+    elif word == "Size:":
+        size_kb = int(rest[0])
+    elif word == "VmFlags:" and size_kb > 6000:
+        found.append((sys.argv[1] in name, "hg" in rest))
+print(json.dumps([y, any(own for own, _ in found), any(huge for _, huge in found)]))
+"""
+MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not MODES.exists() or "[never]" in MODES.read_text(), reason="no large pages here"
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_are_read_into_large_pages_or_mapped(shared: bool, tmp_path: Path) -> None:
+    compiled = tvm_ext.compile(model(10_000))
+    artifact = compiled.save(tmp_path / "model.so")
+    np.savez(tmp_path / "x.npz", x=X, ids=IDS)
+    command = [sys.executable, "-c", WHERE, str(artifact), str(tmp_path / "x.npz")]
+    environment = os.environ | ({SHARE: "1"} if shared else {})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    y, mapped, large = json.loads(done.stdout)
+    assert y == compiled(x=X, ids=IDS)[0].tolist()
+    assert (mapped, large) == (shared, not shared)
 
 
 ELSEWHERE = """

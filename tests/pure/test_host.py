@@ -179,6 +179,16 @@ def test_static_model_has_this_machines_sizes(zen4: Machine) -> None:
     }
 
 
+def test_one_core_shares_the_last_cache_with_others_it_may_not_use(
+    zen4: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a core's own it would hold whole images (UNet 1.13 times as long)."""
+    monkeypatch.setattr(system, "_allowed_cpus", lambda: [0])
+    model = system.static_model()
+    assert (model.cores, model.level("l3").shared) == (1, True)
+    assert model.own_cache_bytes == 1 << 20
+
+
 def test_what_the_kernel_keeps_of_memory_does_not_change_the_fingerprint(zen4: Machine) -> None:
     before = system.static_model().fingerprint()
     zen4.write("proc/meminfo", "MemTotal:       16100000 kB\n")

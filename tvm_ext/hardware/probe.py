@@ -21,7 +21,7 @@ import msgspec
 from tvm_ext.hardware import catalog, system
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 
-VERSION = 2
+VERSION = 3
 """Changes when the same machine would be measured differently."""
 
 _TRUST = 16.0

@@ -21,6 +21,8 @@ from tvm_ext.hardware.model import HardwareModel, MemoryLevel
 PROC = Path("/proc")
 CPUS = Path("/sys/devices/system/cpu")
 CGROUPS = Path("/sys/fs/cgroup")
+LAST = 3
+"""Level of the cache that the cores of a processor have in common."""
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -127,16 +129,18 @@ def static_model() -> HardwareModel:
 def _levels(preset: HardwareModel, cores: int) -> Iterator[MemoryLevel]:
     """The preset's levels beyond the registers, with this machine's sizes where it tells them."""
     speeds = {level.name: level for level in preset.levels}
-    found = [cache for cache in caches() if 1 <= cache.level <= 3]
+    found = [cache for cache in caches() if 1 <= cache.level <= LAST]
     for cache in found:
         speed = speeds.get(f"l{cache.level}", speeds["l2"])
+        # of a processor lent or bound by the core the others are out of sight, not out of its cache
+        shared = cache.sharers > 1 or cache.level >= LAST
         yield msgspec.structs.replace(
             speed,
             name=f"l{cache.level}",
             size_bytes=cache.size_bytes,
             line_bytes=cache.line_bytes,
-            shared=cache.sharers > 1,
-            total_gbps=_total_gbps(speed, cores) if cache.sharers > 1 else 0.0,
+            shared=shared,
+            total_gbps=_total_gbps(speed, cores) if shared else 0.0,
         )
     for level in preset.levels[1:]:
         if level.name == "dram" or not found:

@@ -295,8 +295,6 @@ def rank_chains(
 ) -> list[tuple[TilePlan, Estimate]]:
     """All chain plans with their estimates, best first."""
     plans = chain_plans(graph, chain, registers, lanes, hw)
-    if hw.cores == 1:
-        plans = (msgspec.structs.replace(plan, parallel=0) for plan in plans)
     scored = [(plan, chain_estimate(graph, chain, plan, hw)) for plan in plans]
     scored.sort(key=lambda entry: entry[1].latency_us)
     if _work(graph, chain, lanes).outside <= hw.own_cache_bytes * hw.cores:

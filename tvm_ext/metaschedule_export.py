@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
@@ -28,7 +27,7 @@ from tvm_ext.metaschedule import (
 )
 from tvm_ext.picker import pick_whole
 from tvm_ext.planner import Option, Planned, Task
-from tvm_ext.records import Database, Record
+from tvm_ext.records import Database
 from tvm_ext.records.exchange import ExportedTask
 from tvm_ext.records.files import errors_named
 from tvm_ext.records.prune import best_plans
@@ -120,23 +119,24 @@ def _exported(
     best_us = latency_us[plans[0]]
     reasons: list[str] = []
     found: list[tuple[ExportedTask, Any]] = []
-    for plan in plans:
-        own_us = latency_us[plan]
-        if found and (len(found) == TIMED or own_us > NEAR * best_us):
-            break
-        if not _wants_another(found, own_us):
-            break
-        records = [r for r in log.records(task.signature, hardware.fingerprint()) if r.plan == plan]
+    tried: set[TilePlan] = set()
+
+    def tries(plan: TilePlan) -> None:
+        tried.add(plan)
+        own_us = latency_us.get(plan, best_us)
         try:
-            found.append(_replayed(task, plan, own_us, records, hardware, target))
+            found.append(_replayed(task, plan, own_us, log, hardware, target))
         except Exception as error:  # TVM raises every kind for a schedule that it cannot lower
             if not found:
                 reasons.append(f"plan of {own_us:.4g} us, {one_line(error)}")
+
+    for plan in plans:
+        near = not found or latency_us[plan] <= NEAR * best_us
+        if near and len(found) < TIMED and _wants_another(found, latency_us[plan]):
+            tries(plan)
     for plan in pick_whole(task.graph, hardware, WHOLE) if task.graph else ():
-        if not _wants_another(found, best_us):
-            break
-        with suppress(Exception):  # as above
-            found.append(_replayed(task, plan, best_us, (), hardware, target))
+        if plan not in tried and _wants_another(found, best_us):
+            tries(plan)
     if not found:
         return ExportedTask(task.key, None, best_us, reasons=tuple(reasons)), None
     first = found[0][0]
@@ -157,12 +157,14 @@ def _replayed(
     task: Task,
     plan: TilePlan,
     own_us: float,
-    records: Sequence[Record],
+    log: Database,
     hardware: HardwareModel,
     target: Target,
 ) -> tuple[ExportedTask, Any]:
-    """A plan as it replays, and its record; one without `records` in our log is the picker's.
-    Raises what TVM raises, and NotRight."""
+    """A plan as it replays, and its record; one without records in our log is the picker's. Raises
+    what TVM raises, and NotRight."""
+    known = log.records(task.signature, hardware.fingerprint())
+    records = [one for one in known if one.plan == plan and one.error is None]
     record = stock_record(task.original, plan, target, records)
     replay_us = _verified_us(task, plan, record, target, hardware)
     verified = isfinite(replay_us)

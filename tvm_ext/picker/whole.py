@@ -52,11 +52,11 @@ def _of_piece(graph: TileGraph, hw: HardwareModel) -> Iterator[TilePlan]:
         found = pick_piece(graph, hw, LOOKED_AT, alone=True)
     for candidate in found:
         plan = msgspec.structs.replace(candidate.plan, prefetch=False, ahead=False)
-        if is_whole(graph.nodes[plan.anchor], plan):
+        if _is_whole(graph.nodes[plan.anchor], plan):
             yield plan
 
 
-def is_whole(node: TileNode, plan: TilePlan) -> bool:
+def _is_whole(node: TileNode, plan: TilePlan) -> bool:
     """Whether every tile of a plan divides the one around it, and the largest its stage."""
     tiles = [Tile(node.extents), *(level.tile for level in plan.tiles)]
     return all(

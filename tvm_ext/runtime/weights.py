@@ -10,8 +10,9 @@ them twice. Here the VM's code asks for a weight by its number, and gets a view 
 They are read when the library is opened, into pages of 2 MB where the system hands these out: a
 run goes through all weights, and with one translation for every 4 KB waits for a good part of them
 (ResNet-18 1.06 times as fast, ResNet-50 1.03, VGG-19 1.02 to 1.04, BERT-base 1.01). Where it does
-not, for a few weights, and where `TVM_EXT_SHARE_WEIGHTS` is set they are mapped: pages arrive when
-kernels first touch them, are shared by all processes that run the artifact, and can be dropped.
+not, where they are few, and where `TVM_EXT_SHARE_WEIGHTS=1` asks for it they are mapped: pages
+arrive when kernels first touch them, are shared by all processes that run the artifact, and can be
+dropped.
 
 As a section of the library weights were written three times, by the assembler and the linker too:
 of the 9 s that saving BERT-base took, 7. A GPU has a copy of each weight, made when it is first
@@ -40,7 +41,7 @@ PAGE_BYTES = 1 << 16
 """Largest page of the machines at hand: files are mapped from a multiple of it on."""
 MARK = "tvm_ext: weights end here"
 SHARE = "TVM_EXT_SHARE_WEIGHTS"
-"""Where it is set while an artifact is loaded, its weights are mapped."""
+"""Where it is 1 while an artifact is loaded, its weights are mapped."""
 
 
 def detach(mod: IRModule) -> tuple[IRModule, list[np.ndarray]]:
@@ -169,6 +170,9 @@ static DLManagedTensor views[COUNT];
 static TVMFFIObjectHandle made[COUNT];
 static char* weights;
 static void* held; /* what they lie in, and its size */
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE 14 /* of Linux; elsewhere nobody says that there are any */
+#endif
 static int64_t held_bytes;
 
 /* Whether the system hands out large pages to those who ask. */
@@ -184,7 +188,9 @@ static int has_huge_pages(void) {
 /* The weights read into large pages; none if that cannot be or is not wanted. */
 static char* read_weights(int file, int64_t start) {
   enum { HUGE = 1 << 21 };
-  if ($DEVICE != kDLCPU || bytes < HUGE || getenv("$SHARE") || !has_huge_pages()) return 0;
+  const char* share = getenv("$SHARE");
+  int mapped = share && strcmp(share, "0");
+  if ($DEVICE != kDLCPU || bytes < HUGE || mapped || !has_huge_pages()) return 0;
   int64_t size = bytes + HUGE;
   char* all = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) return 0;

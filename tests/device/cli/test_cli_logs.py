@@ -84,10 +84,12 @@ def test_logs_export_and_import(command: Command, tuned: Tuned, tmp_path: Path) 
     refused(command(*out[:-2], "ansor", tmp_path / "other"), "metaschedule")
 
     bring = ("logs", "import", "--from", "metaschedule", folder, "--log", back)
-    assert f"{data['exported']} of them plans of ours" in good(command(*bring)).stdout
+    ours = sum(not task["picked"] for task in data["tasks"])  # others replay faster here
+    assert f"{ours} of them plans of ours" in good(command(*bring)).stdout
     assert answer(command(*bring, "--json"))["added"] == 0
-    said = good(command("logs", "diff", tuned.log, back)).stdout
-    assert f"over {data['exported']} tasks that both logs have" in said
+    if ours:
+        said = good(command("logs", "diff", tuned.log, back)).stdout
+        assert f"over {ours} tasks that both logs have" in said
     refused(command("logs", "import", "--from", "metaschedule", tuned.log), "is missing")
 
 

@@ -161,9 +161,11 @@ def pick_piece(
     *,
     alone: bool = False,
     core_tiles: CoreTiles | None = None,
+    whole: bool = False,
 ) -> list[Candidate]:
     """The best plans for a group of which one stage, or one chain of stages, is tiled, with the
-    `core_tiles` given or all that are worth a look."""
+    `core_tiles` given or all that are worth a look; of products between other stages with `whole`
+    register tiles alone, if asked for."""
     anchor = choose_anchor(graph)
     if anchor is None or hidden_work(graph) > prod(graph.nodes[anchor].extents):
         return []
@@ -172,10 +174,10 @@ def pick_piece(
     if attention and (candidates := attention_candidates(graph, attention, hardware)):
         return candidates[:count]
     if chain := transform_chain(graph):
-        found = chain_candidates(graph, chain, hardware)
+        found = chain_candidates(graph, chain, hardware, whole=whole)
         return in_company(graph, found, hardware, alone=alone)[:count]
     if seven := strassen_stages(graph):
-        width, registers = product_tiles(graph, seven.product, 1, hardware)
+        width, registers = product_tiles(graph, seven.product, 1, hardware, whole=whole)
         by_quarters = strassen_candidates(graph, seven, registers, width, hardware)
         return in_company(graph, by_quarters, hardware, alone=alone)[:count]
     if together_by_rows := several_results(graph, hardware):
@@ -210,7 +212,7 @@ def several_results(graph: TileGraph, hw: HardwareModel) -> Candidate | None:
 
 
 def chain_candidates(
-    graph: TileGraph, chain: TransformChain, hw: HardwareModel, *, whole: bool = False
+    graph: TileGraph, chain: TransformChain, hw: HardwareModel, *, whole: bool
 ) -> list[Candidate]:
     """Plans of a product between two transforms, best first."""
     lanes, tiles = product_tiles(graph, chain.product, 3, hw, whole=whole)

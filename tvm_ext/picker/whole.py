@@ -12,15 +12,11 @@ from itertools import pairwise
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.cycles import product_tiles
-from tvm_ext.picker.pick import chain_candidates, pick_piece
-from tvm_ext.picker.strassen import strassen_candidates
+from tvm_ext.picker.pick import pick_piece
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.chain import transform_chain
 from tvm_ext.tile.cut import cut, joined
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.strassen import strassen_stages
 
 LOOKED_AT = 256
 """Plans of a piece among which whole ones are looked for."""
@@ -43,14 +39,7 @@ def pick_whole(graph: TileGraph, hardware: HardwareModel, count: int = 1) -> lis
 
 
 def _of_piece(graph: TileGraph, hw: HardwareModel) -> Iterator[TilePlan]:
-    if chain := transform_chain(graph):
-        found = chain_candidates(graph, chain, hw, whole=True)
-    elif seven := strassen_stages(graph):
-        width, registers = product_tiles(graph, seven.product, 1, hw, whole=True)
-        found = strassen_candidates(graph, seven, registers, width, hw)
-    else:
-        found = pick_piece(graph, hw, LOOKED_AT, alone=True)
-    for candidate in found:
+    for candidate in pick_piece(graph, hw, LOOKED_AT, alone=True, whole=True):
         plan = msgspec.structs.replace(candidate.plan, prefetch=False, ahead=False)
         if _is_whole(graph.nodes[plan.anchor], plan):
             yield plan

@@ -155,6 +155,10 @@ _GETTER = """\
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE 14 /* of Linux; elsewhere nobody says that there are any */
+#endif
+
 static const struct {
   int64_t offset;
   int32_t rank;
@@ -170,9 +174,6 @@ static DLManagedTensor views[COUNT];
 static TVMFFIObjectHandle made[COUNT];
 static char* weights;
 static void* held; /* what they lie in, and its size */
-#ifndef MADV_HUGEPAGE
-#define MADV_HUGEPAGE 14 /* of Linux; elsewhere nobody says that there are any */
-#endif
 static int64_t held_bytes;
 
 /* Whether the system hands out large pages to those who ask. */

@@ -18,7 +18,7 @@ simplify    constants folded in numpy (onnxscript), and `affine`: batch norms in
             and `Scan` of known turns
             narrow: numbers of eight bits and less (`narrow_types`) held in wider types;
             narrow_casts takes others to them, narrow_quantised by scales and by blocks
-            nothing: tensors of no elements left out
+            nothing: tensors of no elements left out; sequences: lists of tensors as what they hold
             depth_to_space: channels in the order in which pixels are taken from them
             rewrite: its rules, those that are worth their time; ours in restate, as_meant,
             dead_taps, readable, element_types, fourier, deformed, moved, pooled, products and

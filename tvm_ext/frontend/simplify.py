@@ -32,6 +32,7 @@ from tvm_ext.frontend.nothing import leave_out_nothing
 from tvm_ext.frontend.packed_weights import unpack_weights
 from tvm_ext.frontend.quantised_weights import fold_quantised
 from tvm_ext.frontend.rewrite import rewrite, settle_resizes, tidy
+from tvm_ext.frontend.sequences import resolve_sequences
 from tvm_ext.frontend.unroll import unroll
 from tvm_ext.frontend.unroll_loops import unroll_loops
 
@@ -84,9 +85,10 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         hold_wider(model)
     for _ in range(ROUNDS):
         before = len(model.graph)
+        resolve_sequences(model.graph)  # onnxscript gives `Unsqueeze` an axis without a dimension
         model = _attempt("constant folding", fold, model, notes)
         leave_out_nothing(model.graph)
-        unrolled = unroll_loops(model.graph) | unroll(model.graph)
+        unrolled = resolve_sequences(model.graph) | unroll_loops(model.graph) | unroll(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         folds_on = _materialise_constants(model.graph)

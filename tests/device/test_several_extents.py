@@ -11,7 +11,7 @@ import onnx
 import pytest
 from attention_nodes import attended, behind_kept, heads_of, projections, weights
 from onnx import TensorProto, helper
-from onnx_models import make_model, value
+from onnx_models import make_model, run_plainly, value
 
 import tvm_ext
 from tvm_ext.check import check_model
@@ -76,8 +76,7 @@ def test_any_number_of_texts_of_any_length() -> None:
     assert "none" not in sources.values(), sources
     for count, words in product((1, 2, 7), (1, 2, 15, 33, 130)):
         inputs = given(count, words)
-        shapes = {name: array.shape for name, array in inputs.items()}
-        wanted = tvm_ext.compile(text_model(), shapes=shapes, verify=False)(inputs)
+        wanted = run_plainly(text_model(), inputs)
         np.testing.assert_allclose(anywhere(inputs)[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
@@ -183,20 +182,6 @@ def step_model() -> onnx.ModelProto:
     return make_model(nodes, inputs, ["y", "new_keys", "new_values"], constants)
 
 
-def step(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """What a model compiled for these shapes gives; of a text that begins, one behind a word that
-    is masked."""
-    begins = not inputs["keys"].shape[2]
-    if begins:
-        inputs = inputs | {
-            "mask": np.pad(inputs["mask"], [(0, 0), (1, 0)], constant_values=-np.inf),
-            **{name: np.pad(inputs[name], [(0, 0), (0, 0), (1, 0), (0, 0)]) for name in CACHES},
-        }
-    fixed = {name: array.shape for name, array in inputs.items()}
-    y, *kept = tvm_ext.compile(model, shapes=fixed, verify=False)(inputs)
-    return [y, *(array[:, :, begins:] for array in kept)]
-
-
 def test_new_words_behind_others() -> None:
     model = step_model()
     shapes: Any = {name: (name,) for name in ("texts", "new", "past")}
@@ -213,7 +198,7 @@ def test_new_words_behind_others() -> None:
             "mask": np.where(rng.random((count, past + new)) < 0.3, -1e9, 0).astype(np.float32),
         }
         inputs["mask"][:, 0] = 0
-        wanted = step(model, inputs)
+        wanted = run_plainly(model, inputs)
         for result, expected in zip(anywhere(inputs), wanted, strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=r"'mask': new\+past is 130, but 131 with 1 for new"):

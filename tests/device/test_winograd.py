@@ -54,6 +54,10 @@ SHAPES = {
     "odd vectors": (1, 12, 9, 20, 80, (1, 1), (1, 1)),
     "many channels": (1, 6, 6, 512, 16, (1, 1), (1, 1)),
     "prime": (1, 17, 19, 12, 112, (1, 1), (1, 1)),
+    "half vectors": (1, 14, 13, 24, 24, (1, 1), (1, 1)),
+    "quarter vectors": (2, 9, 12, 20, 36, (1, 1), (1, 1)),
+    "less than a vector": (1, 12, 13, 16, 12, (0, 1), (1, 0)),
+    "groups of half vectors": (1, 14, 11, 3 * 12, 3 * 24, (1, 1), (1, 1)),
     "groups": (1, 14, 14, 3 * 16, 3 * 32, (1, 1), (1, 1)),
     "groups of a prime": (1, 17, 19, 2 * 12, 2 * 112, (1, 1), (1, 1)),
     "many groups": (1, 7, 9, 11 * 4, 11 * 16, (0, 2), (1, 0)),
@@ -77,6 +81,7 @@ WINDOWS = {
 """Of other extents, with six points."""
 SHAPES |= {name: shape for name, (shape, _) in WINDOWS.items()}
 GROUPS = {
+    "groups of half vectors": 3,
     "groups": 3,
     "groups of a prime": 2,
     "many groups": 11,

@@ -17,7 +17,7 @@ from tvm_ext.tile.classify import has_no_gaps
 from tvm_ext.tile.fuse import epilogue_of
 from tvm_ext.tile.legal import is_legal
 from tvm_ext.tile.plan import Attach
-from tvm_ext.tir import prepare
+from tvm_ext.tir import prepare, write
 from tvm_ext.tir.prepare import MOST_FLOPS, MOST_IN_INDEX, MOST_LOADS
 from tvm_ext.tvm_api import TensorLoad, structural_walk, te, tirx, topi
 
@@ -41,6 +41,25 @@ def test_what_pads_a_result_is_no_epilogue_of_it() -> None:
         plan = pick(graph, get("cpu/x86-avx2"))[0].plan
         attached = replace(plan, attach=(Attach(1, "register"),))
         assert is_legal(graph, attached, plan.lanes) == (fused is not None)
+
+
+def test_a_result_of_the_group_has_no_epilogue() -> None:
+    """It was to stay in registers, which TVM refuses; the kernel was left as TVM wrote it."""
+    x, w = te.placeholder((784, 56), "float32", "x"), te.placeholder((56, 64), "float32", "w")
+    k, j, t = (te.reduce_axis((0, extent)) for extent in (56, 48, 16))
+    y = te.compute((784, 64), lambda i, c: te.sum(x[i, k] * w[k, c], axis=k), "y")
+    squares = te.compute(y.shape, lambda i, c: y[i, c] * y[i, c], "squares")
+    most = te.compute((784,), lambda i: te.sum(squares[i, j], axis=j), "most")
+    rest = te.compute((784,), lambda i: te.sum(squares[i, t + 48], axis=t), "rest")
+    total = te.compute((784,), lambda i: most[i] + rest[i], "total")
+    inside = prepared_graph(te.create_prim_func([x, w, total]))
+    assert epilogue_of(inside, 0) == 1
+    func = te.create_prim_func([x, w, y, total])
+    graph = prepared_graph(func)
+    assert epilogue_of(graph, 0) is None
+    plan = pick(graph, get("cpu/x86-avx2"))[0].plan
+    assert {part.rule for part in plan.parts()} == {"tile", "rows"}
+    write(func, plan)
 
 
 def test_groups_side_by_side_have_an_epilogue() -> None:

@@ -39,7 +39,7 @@ from tvm_ext.tvm_api import te, tirx
 
 Tensor = Any
 MIN_LANES = 4
-"""Input channels come in multiples of this: narrower vectors do not pay."""
+"""Channels come in multiples of this: narrower vectors do not pay."""
 OUTPUT_TILES = (5, 4, 3, 2)
 """Output tile sizes m there are transforms for, with windows of some size."""
 _POINTS = {2: (6,), 3: (6, 4), 4: (6,), 5: (6,)}
@@ -93,21 +93,21 @@ def transform_flops(geometry: ConvGeometry, m: int, lanes: int) -> int:
     (before, after), (before_along, after_along) = _OPERATIONS[down], _OPERATIONS[along]
     reads = (along * before + down * before_along) * geometry.in_channels
     makes = (along * after + sides[0] * after_along) * geometry.out_channels
-    return 2 * (reads * lanes // gcd(geometry.in_channels, lanes) + makes)
+    reads = reads * lanes // gcd(geometry.in_channels, lanes)
+    return 2 * (reads + makes * lanes // gcd(geometry.out_channels, lanes))
 
 
-def output_tiles(
-    geometry: ConvGeometry, images: int, out_size: Sequence[int], lanes: int
-) -> list[int]:
+def output_tiles(geometry: ConvGeometry, images: int, out_size: Sequence[int]) -> list[int]:
     """Output tile sizes that a convolution can be computed by, the largest first: with stride 1 and
     a window as long along both axes as it is along one, smaller than its results, each group's
-    output in whole vectors; with several groups of one image."""
+    output in whole vectors, maybe narrower ones; with several groups of one image."""
     taps = {extent for extent in geometry.kernel if extent > 1}
     if len(geometry.kernel) > 2 or len(taps) != 1 or {*geometry.strides, *geometry.dilation} != {1}:
         return []
     if geometry.depthwise or (geometry.groups > 1 and images > 1):
         return []
-    if geometry.in_channels // geometry.groups % MIN_LANES or geometry.per_group % lanes:
+    both = geometry.in_channels, geometry.out_channels
+    if any(channels // geometry.groups % MIN_LANES for channels in both):
         return []
     (along,) = taps
     smallest = min(out for out, k in zip(out_size, geometry.kernel, strict=True) if k > 1)
@@ -135,7 +135,9 @@ def transform_weight(weight: np.ndarray, geometry: ConvGeometry, lanes: int, m: 
 
 
 def _block(per_group: int, groups: int, lanes: int) -> int:
-    """Channels of a panel; whole ones of groups, which lie side by side in what is made of them."""
+    """Channels of a panel, of vectors that have none of padding; whole panels of groups, which lie
+    side by side in what is made of them."""
+    lanes = gcd(per_group, lanes)
     choose = choose_block if groups == 1 else choose_group_block
     return choose(per_group, lanes)
 

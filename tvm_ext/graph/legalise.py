@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.compute.blocking import lanes_along
 from tvm_ext.compute.dense import dense, matmul, pack_matrix
 from tvm_ext.compute.norm import reduction, softmax
 from tvm_ext.compute.winograd import OUTPUT_TILES
@@ -142,7 +143,7 @@ def legalise_matmul(builder: Any, call: Any, options: Legalise) -> Any:
     return builder.call_te(
         lambda data, matrix: dense(data, matrix, weight.shape[1]),
         call.args[0],
-        constant(pack_matrix(weight, options.lanes)),
+        constant(pack_matrix(weight, lanes_along(weight.shape[1], options.hardware))),
         key=weight.shape[1],  # a packed matrix does not tell how many columns are padding
         primfunc_name_hint="dense",
         primfunc_attrs=FUSES_EPILOGUE,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.compute import dots, taps
+from tvm_ext.compute.blocking import lanes_along
 from tvm_ext.compute.conv import ConvGeometry, conv, conv_planes, pack_weight
 from tvm_ext.compute.conv import packed_shape as conv_shape
 from tvm_ext.compute.winograd import (
@@ -29,6 +30,7 @@ from tvm_ext.compute.winograd import (
 )
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.programs import FUSES_EPILOGUE
+from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import peak_gflops, roof
 from tvm_ext.tvm_api import PrimFunc, constant, constant_array, te, topi
 
@@ -131,33 +133,33 @@ def lower_conv(
 ) -> Any:
     """The convolution of x by weight [O, k.., C/groups], by the algorithm that is predicted to be
     fastest; `shape` is that of x with its channels last, even if x is in `planes`."""
-    m = DIRECT
+    lanes, m = lanes_of(geometry, options.hardware), DIRECT
     if not planes:
         m = choose_algorithm(
             geometry,
             shape,
-            options.lanes,
+            lanes,
             options.winograd,
             options.predict_us,
             peak_gflops(options.hardware),
         )
     if m == TAPS:
-        product = taps.product_geometry(geometry, options.lanes)
+        product = taps.product_geometry(geometry, lanes)
         return by_taps(
             builder,
             x,
-            taps.tap_columns(weight, options.lanes),
+            taps.tap_columns(weight, lanes),
             product,
             lambda data: taps.shifted_sum(data, geometry),
             key=geometry,
             name=name,
-            lanes=options.lanes,
+            lanes=lanes,
         )
     if m == DOTS:
         partial = builder.call_te(
-            lambda data, filters: dots.partial_sums(data, filters, geometry, options.lanes),
+            lambda data, filters: dots.partial_sums(data, filters, geometry, lanes),
             x,
-            constant(dots.pack_weight(weight, options.lanes)),
+            constant(dots.pack_weight(weight, lanes)),
             key=geometry,
             primfunc_name_hint=f"{name}_dots",
             primfunc_attrs=FUSES_EPILOGUE,
@@ -173,7 +175,7 @@ def lower_conv(
         return builder.call_te(
             lambda data, filters: winograd(data, filters, geometry, m),
             x,
-            constant(transform_weight(weight, geometry, options.lanes, m)),
+            constant(transform_weight(weight, geometry, lanes, m)),
             key=geometry,
             primfunc_name_hint=f"{name}_winograd{m}",
             primfunc_attrs=FUSES_EPILOGUE,
@@ -181,13 +183,21 @@ def lower_conv(
     if geometry.groups > 1 and not geometry.depthwise:
         x = builder.emit_te(topi.reshape, x, by_groups(shape, geometry))
     return builder.call_te(
-        lambda data, filters: conv(data, filters, geometry, options.lanes, planes=planes),
+        lambda data, filters: conv(data, filters, geometry, lanes, planes=planes),
         x,
-        constant(pack_weight(weight, geometry, options.lanes)),
+        constant(pack_weight(weight, geometry, lanes)),
         key=(geometry, planes),
         primfunc_name_hint=name,
         primfunc_attrs=FUSES_EPILOGUE,
     )
+
+
+def lanes_of(geometry: ConvGeometry, hardware: HardwareModel) -> int:
+    """Float32 elements of the vectors that a convolution's channels lie in, or those of a group
+    that is padded."""
+    whole = hardware.lanes(4)
+    padded = geometry.groups == 1 or geometry.ragged(whole)
+    return lanes_along(geometry.per_group, hardware) if padded else whole
 
 
 def by_groups(shape: tuple[int, ...], geometry: ConvGeometry) -> tuple[int, ...]:
@@ -266,7 +276,7 @@ def pays_by_winograd(
     they need, takes less time than the one that it stands for, directly, perhaps of `planes`, and
     would at the machine's peaks; `options` are those of a pass: its hardware, predicted times, and
     output tiles."""
-    lanes, peak = options.hardware.lanes(4), peak_gflops(options.hardware)
+    lanes, peak = lanes_of(geometry, options.hardware), peak_gflops(options.hardware)
     predict_us = options.predict_us
     most_us = WORTH * _flops(geometry, shape, lanes, DIRECT) / (peak * 1e3)
 
@@ -274,7 +284,7 @@ def pays_by_winograd(
         weight_bytes = 4 * prod(packed_shape(plain, lanes, m))
         return roof(_flops(plain, images, lanes, m), weight_bytes, options.hardware).latency_us
 
-    possible = output_tiles(plain, images[0], plain.out_size(images[1:-1]), lanes)
+    possible = output_tiles(plain, images[0], plain.out_size(images[1:-1]))
     tiles = tuple(m for m in possible if m in options.winograd and least_us(m) < most_us)
     m = choose_algorithm(plain, images, lanes, tiles, predict_us, peak) if tiles else DIRECT
     if m not in tiles:
@@ -303,7 +313,7 @@ def choose_algorithm(
     """
     if predict_us is None or geometry.depthwise:
         return DIRECT
-    possible = output_tiles(geometry, shape[0], geometry.out_size(shape[1:-1]), lanes)
+    possible = output_tiles(geometry, shape[0], geometry.out_size(shape[1:-1]))
     choices = [DIRECT, *(m for m in possible if m in tiles)]
     if taps.applies(geometry, lanes):
         choices.append(TAPS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import lanes_for, packed_divisor
@@ -27,7 +27,8 @@ def product_tiles(
     vector = vector_axis(node)
     if vector is None:
         return 1, []
-    lanes = lanes_for(node.axes[vector].extent, hw, 4, packed_divisor(node, vector))
+    extent = node.axes[vector].extent
+    lanes = gcd(extent, lanes_for(extent, hw, 4, packed_divisor(node, vector)))
     tiles = register_tiles(graph, node, vector, lanes, hw)
     equal = range(len(node.extents)) if whole else [vector]
     fitting = (

@@ -17,6 +17,7 @@ from tvm_ext.picker.align import (
     core_extents,
     lanes_for,
     packed_divisor,
+    product_lanes,
     tile_lanes,
 )
 from tvm_ext.picker.amx import amx_tiles
@@ -282,7 +283,10 @@ def tile_plans(
     if vector is not None:
         divisor = packed_divisor(node, vector)
         fitting = tile_lanes if node.kind == "reduce" else lanes_for
-        lanes = fitting(node.axes[vector].extent, hw, dtype_bytes, divisor)
+        extent = node.axes[vector].extent
+        lanes = fitting(extent, hw, dtype_bytes, divisor)
+        if node.kind == "reduce" and not all(access.uses(vector) for access in node.reads):
+            lanes = product_lanes(lanes, extent, hw, dtype_bytes)
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     last = graph.nodes[epilogue] if epilogue is not None else None

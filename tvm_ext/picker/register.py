@@ -9,6 +9,7 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import (
     even_extents,
+    most_vectors,
     packed_divisor,
     reduce_steps,
     row_extents,
@@ -67,7 +68,8 @@ def register_tiles(
     wide = [1]
     if vector is not None:
         lone = has_reuse(node) and not rows and not divisor
-        wide = vector_extents(node.axes[vector].extent, lanes, divisor, lone=lone)
+        extent, most = node.axes[vector].extent, most_vectors(lanes, hw)
+        wide = vector_extents(extent, lanes, divisor, most=most, lone=lone)
     steps = reduce_steps(node)
     weights = window_weights(node) if is_small_window(node) else 0
     usable = hw.vector_registers - hw.vector_registers // SCRATCH_REGISTERS

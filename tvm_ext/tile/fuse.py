@@ -14,9 +14,10 @@ from tvm_ext.tile.remember import remembered
 
 def epilogue_of(graph: TileGraph, anchor: int) -> int | None:
     """The only consumer of the anchor, if it walks the anchor's output element by element, and no
-    further: padding would be left out of every register tile."""
+    further: padding would be left out of every register tile. None where the output leaves the
+    group as well: it has to be written."""
     consumers = graph.consumers(anchor)
-    if len(consumers) != 1 or graph.nodes[anchor].kind != "reduce":
+    if len(consumers) != 1 or graph.nodes[anchor].kind != "reduce" or anchor in graph.results:
         return None
     node = graph.nodes[consumers[0]]
     written = graph.nodes[anchor].write.tensor

@@ -86,8 +86,20 @@ def test_a_map_goes_as_its_sequence_does() -> None:
     assert np.array_equal(found, x * y)
 
 
-def test_a_sequence_that_data_choose_from_stays() -> None:
-    text = f"""{TWO.replace(")", ", int64 i)")} => (float[2,8] z) {{
-        s = SequenceConstruct(x, y) z = SequenceAt(s, i) }}"""
-    found = Counter(operators(simplified(model(text))))
-    assert found == Counter({"SequenceConstruct": 1, "SequenceAt": 1})
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("s = SequenceConstruct(x, y) z = SequenceAt(s, i)", ("SequenceConstruct", "SequenceAt")),
+        (
+            "e = SequenceEmpty() s = SequenceErase(e) t = SequenceInsert(s, x) "
+            "z = SequenceAt(t, i)",
+            ("SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceAt"),
+        ),
+    ],
+)
+def test_a_sequence_that_data_choose_from_or_that_is_wrong_stays(
+    text: str, left: tuple[str, ...]
+) -> None:
+    given = TWO.replace(")", ", int64 i)")
+    found = operators(simplified(model(f"{given} => (float[2,8] z) {{ {text} }}")))
+    assert found == Counter(left)

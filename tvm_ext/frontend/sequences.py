@@ -72,7 +72,7 @@ def _members(graph: ir.Graph, node: ir.Node, known: dict[ir.Value, Members]) -> 
             changed.insert(place, values[1])
     else:
         place = _place(values[1], before) if len(values) > 1 else len(before) - 1
-        if place is not None and place < len(before):
+        if place is not None and 0 <= place < len(before):
             del changed[place]
     return None if changed == list(before) else tuple(changed)
 

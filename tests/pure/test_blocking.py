@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from tvm_ext.compute.blocking import choose_block, lanes_along, padded
-from tvm_ext.hardware.catalog import get
+from tvm_ext.compute.blocking import choose_block, padded
 
 
 @pytest.mark.parametrize(
@@ -28,20 +26,3 @@ def test_an_axis_is_padded_little(extent: int, lanes: int, block: int) -> None:
     assert choose_block(extent, lanes) == block
     least = min(padded(extent, size) for size in (lanes, 2 * lanes, 3 * lanes, 4 * lanes, block))
     assert padded(extent, block) <= 1.01 * least
-
-
-@pytest.mark.parametrize(
-    ("columns", "lanes"), [(24, 8), (40, 8), (56, 8), (72, 8), (120, 8), (136, 16), (20, 8)]
-)
-def test_half_vectors_where_they_are_as_fast_and_pad_less(columns: int, lanes: int) -> None:
-    whole = get("cpu/x86-avx512")
-    halves = msgspec.structs.replace(whole, fma_per_cycle=1)
-    assert lanes_along(columns, halves) == lanes
-    assert lanes_along(columns, whole) == 16
-    assert lanes_along(columns, get("cpu/x86-avx2")) == 8
-
-
-@pytest.mark.parametrize("columns", [3, 8, 16, 64, 1000, 50257])
-def test_whole_vectors_where_half_ones_pad_no_less(columns: int) -> None:
-    halves = msgspec.structs.replace(get("cpu/x86-avx512"), fma_per_cycle=1)
-    assert lanes_along(columns, halves) == 16

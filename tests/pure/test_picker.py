@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tvm_ext.hardware import get
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker import Candidate, exchange_us, pick
-from tvm_ext.picker.align import lanes_for, most_vectors, product_lanes, tile_lanes
+from tvm_ext.picker.align import lanes_for, tile_lanes
 from tvm_ext.picker.perf import estimate, register_cycles
 from tvm_ext.picker.traffic import staging_us
 from tvm_ext.tile import LevelTile, Tile, TileGraph, TilePlan, encode_plan
@@ -365,31 +365,6 @@ def test_a_vector_takes_several_narrow_groups() -> None:
     assert several.at("register").extents[-1] == 4
     apart = pick(GRAPHS["grouped_narrow"], hw)[0].plan
     assert apart.lanes == 8
-
-
-def test_half_vectors_go_twice_as_fast_through_units_half_as_wide() -> None:
-    wide = get("cpu/x86-avx512")
-    halves = msgspec.structs.replace(wide, fma_per_cycle=1)
-    assert [wide.fmas_per_cycle(lanes) for lanes in (4, 8, 16)] == [wide.fma_per_cycle] * 3
-    assert [halves.fmas_per_cycle(lanes) for lanes in (4, 8, 16)] == [2, 2, 1]
-    assert get("cpu/x86-avx2").fmas_per_cycle(4) == get("cpu/x86-avx2").fma_per_cycle
-    assert [most_vectors(lanes, halves) for lanes in (8, 16)] == [8, 4]
-    assert most_vectors(8, wide) == 4
-    assert [product_lanes(16, extent, halves, 4) for extent in (24, 32, 40, 56)] == [8, 16, 8, 8]
-    assert product_lanes(16, 72, halves, 4) == 16, "longer than a register tile"
-    assert product_lanes(16, 24, wide, 4) == 16
-    assert product_lanes(8, 24, halves, 8) == 8, "of doubles"
-
-
-def test_three_half_vectors_of_a_row_share_what_goes_to_every_lane() -> None:
-    halves = msgspec.structs.replace(get("cpu/x86-avx512"), fma_per_cycle=1)
-    narrow, wide = matmul(3136, 24, 144), matmul(3136, 16, 144)
-    each = [
-        register_cycles(graph, graph.nodes[0], Tile((8, width, 4)), 8, halves) / width
-        for graph, width in ((narrow, 16), (narrow, 24), (wide, 16))
-    ]
-    assert each[1] < each[0] > each[2]
-    assert pick(narrow, halves)[0].plan.at("register").extents[1] == 24
 
 
 def test_latency_is_felt_before_it_binds() -> None:

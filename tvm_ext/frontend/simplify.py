@@ -83,12 +83,12 @@ def simplify(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         model = _attempt("constant folding", fold, model, notes)
         fold_quantised(model.graph)
         hold_wider(model)
+    resolve_sequences(model.graph)  # onnxscript gives `Unsqueeze` an axis without a dimension
     for _ in range(ROUNDS):
         before = len(model.graph)
-        resolve_sequences(model.graph)  # onnxscript gives `Unsqueeze` an axis without a dimension
         model = _attempt("constant folding", fold, model, notes)
         leave_out_nothing(model.graph)
-        unrolled = resolve_sequences(model.graph) | unroll_loops(model.graph) | unroll(model.graph)
+        unrolled = unroll_loops(model.graph) | unroll(model.graph) | resolve_sequences(model.graph)
         fold_affine(model.graph)
         model = _attempt("graph clean-up", clean, model, notes)
         folds_on = _materialise_constants(model.graph)

@@ -1,7 +1,8 @@
 """The analytical picker: from tile graph and hardware model to ranked plans (Roller, OSDI'22).
 
   align  the few extents worth considering on a machine
-  register  the register tiles made of them; amx: those for a matrix unit
+  register  the register tiles made of them; amx: those for a matrix unit; halves: half vectors,
+         where they are as fast
   order  of the loops
   perf   the time of a tiled stage from tile numbers alone; issue what one pass over a register
          tile issues; traffic what data costs on its way;

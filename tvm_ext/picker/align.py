@@ -41,21 +41,6 @@ def tile_lanes(extent: int, hardware: HardwareModel, dtype_bytes: int, divisor: 
     return lanes_for(extent, hardware, dtype_bytes, divisor)
 
 
-def product_lanes(lanes: int, extent: int, hardware: HardwareModel, dtype_bytes: int) -> int:
-    """Vectors of so many `lanes` along an axis of a product, of which one side goes to every lane;
-    half of them where these are as fast and the axis is short and ends in the middle of a vector,
-    as that of weights packed in them does."""
-    half = lanes // 2
-    faster = dtype_bytes == 4 and hardware.fmas_per_cycle(half) > hardware.fmas_per_cycle(lanes)
-    ends = extent <= MAX_VECTORS * lanes and extent % lanes == half
-    return half if faster and ends else lanes
-
-
-def most_vectors(lanes: int, hardware: HardwareModel) -> int:
-    """Vectors of a register tile's row at most: more of those that are started together."""
-    return MAX_VECTORS * hardware.fmas_per_cycle(lanes) // hardware.fma_per_cycle
-
-
 def vector_extents(
     extent: int, lanes: int, divisor: int = 0, *, most: int = MAX_VECTORS, lone: bool = False
 ) -> list[int]:

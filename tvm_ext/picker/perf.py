@@ -16,6 +16,7 @@ import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.amx import AMX_WAITS, amx_busy, amx_cycles, amx_entry_cycles
+from tvm_ext.picker.halves import side_by_side
 from tvm_ext.picker.issue import register_pass
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
@@ -39,7 +40,6 @@ from tvm_ext.tile.classify import (
     is_small_window,
     is_window,
     packed_reads,
-    vector_axis,
     whole_reduction,
 )
 from tvm_ext.tile.footprint import access_bytes
@@ -69,10 +69,6 @@ TILE_OVERHEAD_CYCLES = 12.0
 """Entering a register tile: zeroing accumulators, loop control, draining the last multiply-adds."""
 
 
-HALVES_SIDE_BY_SIDE = 1.12
-"""What two half vectors in a row, of more, take of the time of three or four, which share a load
-of what goes to every lane (224 channels to 56 of 28 x 28: 16 at a time 197 to 202 us, 24 to 56 at a
-time 170 to 178; to 24, 56 x 56: 220 and 196)."""
 ADD_CYCLES = 1.5
 """Adding a vector of results to one in a core's own cache."""
 USABLE = 0.8
@@ -120,8 +116,7 @@ def register_cycles(
     one = register_pass(graph, node, tile, lanes)
     # shuffles have one port
     issue = one.points * (node.flops_per_point or 1.0) / 2 / hw.fmas_per_cycle(lanes) + one.shuffles
-    if hw.fmas_per_cycle(lanes) > hw.fma_per_cycle and are_few(node, tile, lanes):
-        issue *= HALVES_SIDE_BY_SIDE
+    issue *= side_by_side(node, tile, lanes, hw)
     fetch = one.loads / LOADS_PER_CYCLE + one.picked / hw.vector_loads_per_cycle + one.spread
     if node.kind != "reduce":
         return max(issue, fetch)
@@ -134,14 +129,6 @@ def register_cycles(
     chain = one.chain * hw.fma_latency_cycles
     work = (issue**LATENCY_SHARPNESS + chain**LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
     return overlapped_us(work, fetch) + spill
-
-
-def are_few(node: TileNode, tile: Tile, lanes: int) -> bool:
-    """Whether a tile has one vector or two of a product's row, of more."""
-    vector = vector_axis(node)
-    if vector is None or all(access.uses(vector) for access in node.reads):
-        return False
-    return tile.extents[vector] <= 2 * lanes < node.axes[vector].extent
 
 
 def compute_cycles(

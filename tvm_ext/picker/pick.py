@@ -17,7 +17,6 @@ from tvm_ext.picker.align import (
     core_extents,
     lanes_for,
     packed_divisor,
-    product_lanes,
     tile_lanes,
 )
 from tvm_ext.picker.amx import amx_tiles
@@ -32,6 +31,7 @@ from tvm_ext.picker.chunk import in_chunks, needs_chunks
 from tvm_ext.picker.company import exchange_us, in_company
 from tvm_ext.picker.cycles import REGISTER_TILES, product_tiles, whole_cycles
 from tvm_ext.picker.gpu import pick_blocks
+from tvm_ext.picker.halves import product_lanes
 from tvm_ext.picker.issue import picks
 from tvm_ext.picker.order import loop_order, square_order
 from tvm_ext.picker.perf import (
@@ -283,10 +283,8 @@ def tile_plans(
     if vector is not None:
         divisor = packed_divisor(node, vector)
         fitting = tile_lanes if node.kind == "reduce" else lanes_for
-        extent = node.axes[vector].extent
-        lanes = fitting(extent, hw, dtype_bytes, divisor)
-        if node.kind == "reduce" and not all(access.uses(vector) for access in node.reads):
-            lanes = product_lanes(lanes, extent, hw, dtype_bytes)
+        lanes = fitting(node.axes[vector].extent, hw, dtype_bytes, divisor)
+        lanes = product_lanes(node, lanes, hw, dtype_bytes)
     epilogue = epilogue_of(graph, anchor)
     attach = (Attach(epilogue, "register"),) if epilogue is not None else ()
     last = graph.nodes[epilogue] if epilogue is not None else None

@@ -9,13 +9,13 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import (
     even_extents,
-    most_vectors,
     packed_divisor,
     reduce_steps,
     row_extents,
     takes_row,
     vector_extents,
 )
+from tvm_ext.picker.halves import most_vectors
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     has_reuse,

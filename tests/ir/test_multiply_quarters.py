@@ -139,6 +139,22 @@ def test_plans_for_any_shape_can_be_written(
         write(func, candidate.plan)
 
 
+@pytest.mark.parametrize("machine", ["cpu/x86-avx512", "cpu/x86-avx2", "arm/neoverse-n1"])
+@pytest.mark.parametrize("shape", [(128, 768, 3072), (49, 512, 2048), (3136, 64, 256)])
+def test_plans_not_looked_at_closer_would_not_have_been_chosen(
+    machine: str, shape: tuple[int, int, int]
+) -> None:
+    hardware, (rows, inner, columns) = get(machine), shape
+    x = te.placeholder((rows, inner), name="x")
+    w = te.placeholder(packed_shape(inner, columns, hardware.lanes(4)), name="w")
+    func = te.create_prim_func([x, w, strassen(x, w, (rows, columns))])
+    graph = prepare(func).graph
+    for alone in (True, False):
+        every = pick(graph, hardware, 10_000, alone=alone)
+        assert len(every) > 30
+        assert pick(graph, hardware, 3, alone=alone) == every[:3]
+
+
 def test_a_block_of_products_is_held_and_the_sums_of_a_task() -> None:
     x, w = te.placeholder((128, 96), name="x"), te.placeholder((7, 4, 48, 32), name="w")
     func = te.create_prim_func([x, w, strassen(x, w, (128, 256))])

@@ -179,7 +179,7 @@ def pick_piece(
         return in_company(graph, found, hardware, alone=alone)[:count]
     if seven := strassen_stages(graph):
         width, registers = product_tiles(graph, seven.product, 1, hardware, whole=whole)
-        by_quarters = strassen_candidates(graph, seven, registers, width, hardware)
+        by_quarters = strassen_candidates(graph, seven, registers, width, hardware, count)
         return in_company(graph, by_quarters, hardware, alone=alone)[:count]
     if together_by_rows := several_results(graph, hardware):
         found = [together_by_rows]

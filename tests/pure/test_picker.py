@@ -305,11 +305,11 @@ def test_a_long_row_of_taps_is_taken_whole(machine: str, kernel: int) -> None:
 
 @everywhere
 def test_a_large_transposition_goes_by_squares(machine: str) -> None:
-    """Those of four lanes gain nothing on a machine that loads elements as fast."""
+    """Elements that are loaded one by one have to be put into their lanes as well."""
     hw = get(machine)
     graph = transpose(1024, 768)
     plan = pick(graph, hw)[0].plan
-    assert is_square(graph.nodes[0], plan.at("register"), plan.lanes) == (hw.lanes(4) > 4)
+    assert is_square(graph.nodes[0], plan.at("register"), plan.lanes)
 
 
 def test_a_copy_and_what_it_is_copied_from_share_a_cache() -> None:

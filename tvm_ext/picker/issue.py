@@ -36,9 +36,11 @@ class RegisterPass(NamedTuple):
     chain: int
     """Multiply-adds that wait for each other."""
     shuffles: float
-    kept: float
-    """Vectors of weights alive at once: those of a window's taps, of which each output takes one
-    after another."""
+    taps: int
+    """Taps of a window whose weights are alive at once, of which each output takes one after
+    another, 0 of others. LLVM unrolls a short row of them also where it is taken tap by tap."""
+    side: float
+    """Vectors side by side."""
     picked: float
     """Loads of whole vectors that elements are picked from."""
     spread: float
@@ -99,7 +101,10 @@ def register_pass(graph: TileGraph, node: TileNode, tile: Tile, lanes: int) -> R
             elements *= prod(tile.extents[axis] for axis in taps)
         # a vector of 3 elements is loaded as 2 and 1, one of 7 as 4, 2 and 1
         loads += elements / lanes * lanes.bit_count() if vectors_wide else elements
+        if not vectors_wide and any(access.stride(axis, shape) != 0 for axis in own):
+            shuffles += elements * (lanes - 1) / lanes  # each goes to a lane of its own
     alone = steps // prod(hole.step for hole in node.holes) if wasted == 1 else steps
-    width = prod(tile.extents[axis] for axis in own)
-    kept = steps * width / lanes if 1 < steps <= WINDOW_TAPS and window_weights(node) else 0.0
-    return RegisterPass(points, loads, vectors, alone, shuffles, kept, picked, spread)
+    side = prod(tile.extents[axis] for axis in own) / lanes
+    row = max(steps, node.axes[node.reduce[-1]].extent) if window_weights(node) else 0
+    row = row if 1 < row <= WINDOW_TAPS else 0
+    return RegisterPass(points, loads, vectors, alone, shuffles, row, side, picked, spread)

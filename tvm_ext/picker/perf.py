@@ -44,7 +44,7 @@ from tvm_ext.tile.classify import (
 )
 from tvm_ext.tile.footprint import access_bytes
 from tvm_ext.tile.graph import TileGraph, TileNode
-from tvm_ext.tile.nest import Nest, crowding, most_crowded
+from tvm_ext.tile.nest import Nest, crowding, has_short_rows, most_crowded
 from tvm_ext.tile.plan import TilePlan
 from tvm_ext.tile.shift import plan_shifts
 from tvm_ext.tile.skip import needed_share
@@ -53,6 +53,11 @@ LOADS_PER_CYCLE = 2.0
 RELOAD_CYCLES = 0.125
 """What loading a weight anew costs in rows of five or seven taps, most of it hidden: 7 weights and
 28 accumulators take 1.2 of the time by AVX-512, 10 and 14 1.08 by AVX2."""
+WIDE_RELOAD_CYCLES = 0.4
+"""The same for rows of five taps and several vectors of channels side by side: LLVM goes from input
+to input, and has the weights of all taps and channels alive. 28 x 28 of 240 channels under 5 x 5
+taps by AVX2: 6 points by 2 vectors 209 us, 5 by 2 201, 10 by one 161; 144 channels of 56 x 56 by
+steps of two 164, 140 and 107."""
 LATENCY_SHARPNESS = 4
 """How sharply time turns from that of issuing multiply-adds to that of waiting for them, as the
 exponent of their norm: what is late by chance is made up for only where others can go on (vectors
@@ -121,14 +126,22 @@ def register_cycles(
     if node.kind != "reduce":
         return max(issue, fetch)
     spill = max(0.0, one.vectors + 3 - hw.vector_registers) * 2 * one.chain
-    if one.kept:
-        outputs = one.points / one.kept
-        missing = max(0.0, one.vectors + one.kept + 1 - hw.vector_registers)
-        reload = 1 / LOADS_PER_CYCLE if is_small_window(node) else RELOAD_CYCLES
-        spill += min(missing, one.kept) * outputs * reload  # for each anew
+    if kept := one.taps * one.side:
+        missing = max(0.0, one.vectors + kept + 1 - hw.vector_registers)
+        anew = one.vectors / one.side * one.chain / one.taps  # for each output of a pass
+        spill += min(missing, kept) * anew * reload_cycles(node, wide=one.side > 1)
     chain = one.chain * hw.fma_latency_cycles
     work = (issue**LATENCY_SHARPNESS + chain**LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
     return overlapped_us(work, fetch) + spill
+
+
+def reload_cycles(node: TileNode, *, wide: bool) -> float:
+    """What a weight of a window costs that has no register from one output to the next, of outputs
+    several vectors `wide` or of one. One vector of a few taps goes tap by tap, and needs one weight
+    at a time (14 x 14 of 576 channels under 3 x 3 by AVX2: 14 points 33 us, 5 by 2 vectors 38)."""
+    if is_small_window(node):
+        return 1 / LOADS_PER_CYCLE if wide else 0.0
+    return WIDE_RELOAD_CYCLES if wide and has_short_rows(node) else RELOAD_CYCLES
 
 
 def compute_cycles(

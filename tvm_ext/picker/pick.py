@@ -80,6 +80,8 @@ CoreTiles = Callable[[TileGraph, TileNode, Tile, int, HardwareModel], Iterator[T
 """Core tiles for a stage and its register tile, with vectors of so many elements."""
 PICKED = 3
 """Plans that a kernel is given to try; they are picked together, whoever asks for one."""
+KEPT = 1024
+"""Groups whose plans are kept: DenseNet-121 has 233, of which its kernels are asked for twice."""
 ATTACHED = 24
 """Plans for which it is also tried to compute earlier stages inside the core tile."""
 
@@ -95,7 +97,7 @@ def pick(
     return list(_picked(nameless, hardware, max(count, PICKED), alone)[:count])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT)
 def _picked(graph: TileGraph, hardware: HardwareModel, count: int, alone: bool) -> list[Candidate]:
     """Kept, since passes ask for the time of a kernel before a plan for it is asked for."""
     if hardware.kind == "cuda":
@@ -121,7 +123,7 @@ def pick_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
     return list(_picked_strips(nameless, hardware))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT)
 def _picked_strips(graph: TileGraph, hardware: HardwareModel) -> list[Candidate]:
     """Kept, since passes ask for their time, and whether they can be written, before their plan."""
     return strip_candidates(

@@ -134,7 +134,8 @@ def test_convolutions(
 
 
 def test_images_of_a_number_that_is_not_known(tmp_path: Path) -> None:
-    """A view of bytes in fours follows the extent that it is taken of."""
+    """A view of bytes in fours follows the extent that it is taken of. Machines without products of
+    bytes multiply floats, and add them up in an order of each kernel."""
     weight = RANDOM.integers(-127, 128, (24, 16, 3, 3)).astype(np.int8)
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "p"], ["q"]),
@@ -156,7 +157,8 @@ def test_images_of_a_number_that_is_not_known(tmp_path: Path) -> None:
     assert {group.source for group in any_number.manifest.groups} == {"picker"}
     x = RANDOM.normal(size=(5, 16, 9, 9)).astype(np.float32)
     (found,) = any_number(x)
-    np.testing.assert_array_equal(found, np.concatenate([one(image[None])[0] for image in x]))
+    wanted = np.concatenate([one(image[None])[0] for image in x])
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(

@@ -294,9 +294,10 @@ def test_heads_side_by_side(parts: int) -> None:
 
 
 def test_products_of_bytes() -> None:
-    """What ONNX Runtime writes of `quantize_dynamic`'s operators when it saves a model."""
+    """What ONNX Runtime writes of `quantize_dynamic`'s operators when it saves a model. By AVX2 it
+    adds two products up in 16 bits, which hold weights of seven bits."""
     rng = np.random.default_rng(0)
-    weight = rng.integers(-100, 100, (6, 9)).astype(np.int8)
+    weight = rng.integers(-64, 64, (6, 9)).astype(np.int8)
     case = Case("DynamicQuantizeMatMul", "x", "w", "s", "p", "b")
     case.given(x=(S, 6)).fixed(b=(9,))
     case.holding(w=weight, s=np.float32([0.01]), p=np.int8([0]))

@@ -95,7 +95,7 @@ class Block:
 CASES = {
     "expansion": Block(1, 16, 12, 8, 32),
     "stride": Block(1, 17, 13, 16, 48, stride=2),
-    "odd channels": Block(1, 12, 7, 5, 19),
+    "odd channels": Block(1, 24, 7, 5, 19),
     "five taps": Block(1, 20, 11, 16, 32, kernel=5, pads=(2, 2, 2, 2)),
     "uneven": Block(1, 15, 10, 8, 32, stride=2, pads=(0, 0, 1, 1)),
     "no padding": Block(1, 18, 9, 8, 32, pads=(0, 0, 0, 0)),

@@ -17,7 +17,7 @@ import tvm_ext
 from tvm_ext.compute.strassen import pack_quarters, packed_shape, strassen
 from tvm_ext.errors import PlanError
 from tvm_ext.graph import multiply_quarters
-from tvm_ext.hardware import get, resolve
+from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick, predict
 from tvm_ext.search.annotate import Annotator
@@ -46,9 +46,10 @@ SHAPES = {
 }
 
 
-def program(name: str, lanes: int = 16) -> PrimFunc:
+def program(name: str, machine: str = "cpu/host") -> PrimFunc:
     """The product with a bias and a ReLU behind it."""
     rows, inner, columns = SHAPES[name]
+    lanes = resolve(machine).lanes(4)
     x = te.placeholder((prod(rows), inner), "float32", "x")
     w = te.placeholder(packed_shape(inner, columns, lanes), "float32", "w")
     b = te.placeholder((columns,), "float32", "b")
@@ -109,7 +110,7 @@ def test_equals_the_direct_product(name: str) -> None:
 def test_narrower_vectors(machine: str) -> None:
     skip_unless_it_runs(machine)
     x, *_, expected = arrays("odd image")
-    func = program("odd image", get(machine).lanes(4))
+    func = program("odd image", machine)
     for plan in some_plans(func, machine):
         error = np.abs(run(func, plan, "odd image", x, machine) - expected).max()
         assert error < BOUND * np.abs(expected).max(), plan

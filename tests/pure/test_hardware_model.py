@@ -73,5 +73,13 @@ def test_whether_weights_fit_into_the_last_cache() -> None:
     assert small.fingerprint() == AVX2.fingerprint()
 
 
+def test_a_cache_behind_a_mesh_is_not_this_machines_alone() -> None:
+    """340 MB of BERT's weights came from memory in every run, beside 480 MiB of last cache."""
+    cache_bytes = AVX2.level("l3").size_bytes
+    assert not changed(shared_cache_cycles=123).running(cache_bytes).weights_fit
+    assert changed(shared_cache_cycles=123).running(cache_bytes // 4).weights_fit
+    assert changed(shared_cache_cycles=50).running(cache_bytes).weights_fit
+
+
 def test_fingerprint_ignores_the_order_of_features() -> None:
     assert changed(isa=AVX2.isa[::-1]).fingerprint() == AVX2.fingerprint()

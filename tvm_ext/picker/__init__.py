@@ -23,7 +23,7 @@ from tvm_ext.picker.company import exchange_us
 from tvm_ext.picker.perf import Candidate, Estimate, estimate
 from tvm_ext.picker.pick import PICKED, pick, pick_strips
 from tvm_ext.picker.predict import predict
-from tvm_ext.picker.traffic import PREFETCH_BYTES, packed_bytes
+from tvm_ext.picker.weights import PREFETCH_BYTES, packed_bytes
 from tvm_ext.picker.whole import pick_whole
 
 __all__ = [

@@ -17,13 +17,12 @@ from tvm_ext.picker.perf import (
     CROWDED_STALL,
     EVEN_TASKS,
     TASK_CYCLES,
-    USABLE,
     Candidate,
     Estimate,
     compute_cycles,
 )
 from tvm_ext.picker.register import BODY_VECTORS, SCRATCH_REGISTERS
-from tvm_ext.picker.traffic import STAGING_READS, holding_gbps, overlapped_us
+from tvm_ext.picker.traffic import STAGING_READS, USABLE, holding_gbps, overlapped_us
 from tvm_ext.tile.attention import COLUMN, ROW, Attention, of_queries
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.graph import TileGraph, TileNode

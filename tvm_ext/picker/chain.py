@@ -17,15 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel
-from tvm_ext.picker.perf import USABLE, Estimate, compute_cycles
-from tvm_ext.picker.traffic import (
-    handed_on_us,
-    holding_gbps,
-    overlapped_us,
-    wants_prefetch,
-    with_cold_weights,
-    written_gbps,
-)
+from tvm_ext.picker.perf import Estimate, compute_cycles
+from tvm_ext.picker.traffic import USABLE, handed_on_us, holding_gbps, overlapped_us, written_gbps
+from tvm_ext.picker.weights import wants_prefetch, with_cold_weights
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.chain import (
     CHANNELS_FIRST,

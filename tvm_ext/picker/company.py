@@ -7,7 +7,8 @@ from math import prod
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.chain import by_channels
 from tvm_ext.picker.perf import Candidate, pieces
-from tvm_ext.picker.traffic import gathered_us, handed_on_us, packed_bytes
+from tvm_ext.picker.traffic import gathered_us, handed_on_us
+from tvm_ext.picker.weights import packed_bytes
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import packed_reads, transposed_axis
 from tvm_ext.tile.fuse import sums_columns

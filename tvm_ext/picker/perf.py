@@ -20,18 +20,18 @@ from tvm_ext.picker.halves import side_by_side
 from tvm_ext.picker.issue import register_pass
 from tvm_ext.picker.traffic import (
     OVERLAP_LOSS,
+    USABLE,
     core_waves,
     far_loss,
     finishing_us,
     loose_us,
     overlapped_us,
-    packed_bytes,
     prologue_us,
     staging_us,
     stays_in_cache,
     uncounted_us,
-    with_cold_weights,
 )
+from tvm_ext.picker.weights import packed_bytes, with_cold_weights
 from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.amx import matrices
 from tvm_ext.tile.axis import Tile
@@ -76,8 +76,6 @@ TILE_OVERHEAD_CYCLES = 12.0
 
 ADD_CYCLES = 1.5
 """Adding a vector of results to one in a core's own cache."""
-USABLE = 0.8
-"""Part of a cache a tile may count on."""
 CROWDED_STALL = 0.5
 """Part of the time of bytes in crowded rows that holds the work up, each time that they overfill
 their sets: lines asked for ahead push each other out (a row by 512 x 2048, read 16, 32, 64 and 128

@@ -44,12 +44,8 @@ from tvm_ext.picker.split import split_plan
 from tvm_ext.picker.strassen import strassen_candidates
 from tvm_ext.picker.stream import flat_plan, rows_plan
 from tvm_ext.picker.strip import strip_candidates
-from tvm_ext.picker.traffic import (
-    between_us,
-    overlapped_us,
-    wants_prefetch,
-    wants_results_ahead,
-)
+from tvm_ext.picker.traffic import between_us, overlapped_us, wants_results_ahead
+from tvm_ext.picker.weights import wants_prefetch
 from tvm_ext.tile.amx import INSTRUCTION as AMX
 from tvm_ext.tile.attention import attention_stages
 from tvm_ext.tile.axis import Tile

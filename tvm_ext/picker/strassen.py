@@ -13,22 +13,9 @@ from typing import NamedTuple
 
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.company import TOLD_APART, exchange_us
-from tvm_ext.picker.perf import (
-    TASK_CYCLES,
-    USABLE,
-    Candidate,
-    Estimate,
-    compute_cycles,
-    task_estimate,
-)
-from tvm_ext.picker.traffic import (
-    gathered_us,
-    holding_gbps,
-    overlapped_us,
-    wants_prefetch,
-    with_cold_weights,
-    written_gbps,
-)
+from tvm_ext.picker.perf import TASK_CYCLES, Candidate, Estimate, compute_cycles, task_estimate
+from tvm_ext.picker.traffic import USABLE, gathered_us, holding_gbps, overlapped_us, written_gbps
+from tvm_ext.picker.weights import wants_prefetch, with_cold_weights
 from tvm_ext.tile.axis import Tile, divisors
 from tvm_ext.tile.graph import TileGraph
 from tvm_ext.tile.plan import LevelTile, TilePlan

@@ -9,8 +9,8 @@ from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.picker.align import lanes_for
 from tvm_ext.picker.anchor import widest_bytes
 from tvm_ext.picker.issue import picked_loads
-from tvm_ext.picker.perf import EVEN_TASKS, USABLE, Candidate, Estimate
-from tvm_ext.picker.traffic import gathered_us, holding_gbps, overlapped_us
+from tvm_ext.picker.perf import EVEN_TASKS, Candidate, Estimate
+from tvm_ext.picker.traffic import USABLE, gathered_us, holding_gbps, overlapped_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import WINDOW_TAPS
 from tvm_ext.tile.fuse import row_tiles, tiles_of_row

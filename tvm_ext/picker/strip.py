@@ -14,15 +14,9 @@ from math import ceil, prod
 import msgspec
 
 from tvm_ext.hardware.model import HardwareModel, MemoryLevel
-from tvm_ext.picker.perf import (
-    EVEN_TASKS,
-    TASK_CYCLES,
-    USABLE,
-    Candidate,
-    Estimate,
-    together,
-)
-from tvm_ext.picker.traffic import STREAMED, arriving_us, holding_gbps, overlapped_us, spilled_us
+from tvm_ext.picker.perf import EVEN_TASKS, TASK_CYCLES, Candidate, Estimate, together
+from tvm_ext.picker.traffic import USABLE, holding_gbps, overlapped_us, spilled_us
+from tvm_ext.picker.weights import STREAMED, arriving_us
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import is_shared_out, packed_reads, pads_window
 from tvm_ext.tile.cut import Piece, cut, handed_on_bytes
@@ -191,6 +185,6 @@ def _estimate(
         busy_us *= 1 + LATE
     reading_us = weights / (hw.levels[-1].gbps * STREAMED * 1e3)
     busy_us += spilled_us(_held(part) * cores, cores, hw)
-    latency_us = arriving_us(overlapped_us(busy_us, memory_us), reading_us, waves, hw)
+    latency_us = arriving_us(overlapped_us(busy_us, memory_us), reading_us, waves, hw, weights)
     launch_us = hw.launch_us if plan.parallel else 0.0
     return Estimate(latency_us + launch_us, one.compute_us * waves, memory_us, one.bound)

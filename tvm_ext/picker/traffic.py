@@ -1,4 +1,4 @@
-"""What data costs on its way: weights from memory, activations from other cores, copies.
+"""What data costs on its way: activations from other cores, lines written, copies.
 
 Terms of the performance model (`perf`) beside the traffic of the loop nest itself.
 """
@@ -9,43 +9,29 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, prod
 
-from tvm_ext.hardware.model import HardwareModel, MemoryLevel
+from tvm_ext.hardware.model import NEAR_CYCLES, SHARE, HardwareModel, MemoryLevel
 from tvm_ext.tile.axis import Tile
 from tvm_ext.tile.classify import (
     has_reuse,
     is_shared_out,
     is_small_window,
-    packed_reads,
     producers,
-    sharing_axes,
     slides,
-    takes_whole_panels,
     whole_reduction,
 )
 from tvm_ext.tile.cut import Piece, handed_on_bytes
 from tvm_ext.tile.graph import TileGraph, TileNode
 from tvm_ext.tile.infer import propagate, region
 from tvm_ext.tile.plan import TilePlan
-from tvm_ext.tile.remember import remembered
 
-STREAMED = 0.8
-"""Part of DRAM's bandwidth that is left for weights beside the work on them (16.8 MB in 333 us and
-37.7 MB in 700 us of a 62 GB/s memory)."""
-DISPLACED = 0.5
-"""The same of the last cache, which takes a line back for each that it gives."""
-PREFETCH_BYTES = 1 << 17
-"""Smaller weights arrive sooner than asking for them pays."""
-PREFETCH_ROWS = 4
-"""Multiplications by each vector of weights that hide a request for the next one."""
+USABLE = 0.8
+"""Part of a cache a tile may count on."""
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
-NEAR_CYCLES = 80.0
-"""Time in which a core finds other work while it waits for a load. Zen's last cache answers sooner
-(46 to 50 cycles, as published), one behind a mesh does not: at 135 cycles a core waits for nearly
-all it reads (128 rows of 3072, which leave L2 between panels of weights and come back 12 times, 660
-us at 29 GB/s, cost 470 to 690 beside 1400 of work), and for half of what it asks for ahead."""
-EXCHANGE = 0.15
-"""Part of the last cache's bandwidth at which cores get what others have just read and written."""
+EXCHANGE = 0.3
+"""Part of the last cache's bandwidth at which cores get what others have just read and written (two
+cores of a Xeon behind a mesh: beside 0.15 BERT and Inception v2 1.03 times as fast, seven others
+0.99 to 1.01)."""
 EXCHANGE_NEAR = 0.08
 """The same of a cache so near that few cores share it, and others may have one of their own: 0.23
 and 0.05, between which a virtual machine changes while a model runs. This is the mean of both
@@ -55,9 +41,6 @@ MASK_CYCLES = 4.0
 """Clamping an address and choosing between what lies there and padding."""
 KEPT = 0.5
 """A group whose tensors fit in this part of the last cache finds them there."""
-SHARE = 0.25
-"""Part of a shared cache that one can count on: programs beside this one, those behind a hypervisor
-too, have the rest (a cache of 32 MiB: 8 MiB are read at 63 GB/s, 16 at 25, as memory is)."""
 COLD = 0.5
 """Part of such lines that the last cache has lost: of 4.8 MB between two layers of MobileNetV2 2.4
 are written first, in 258 to 300 us where those already touched would take 182."""
@@ -73,7 +56,7 @@ def overlapped_us(first_us: float, second_us: float, loss: float = OVERLAP_LOSS)
 def far_loss(hw: HardwareModel, *, ahead: bool) -> float:
     """Part of the time of what comes from beyond a core's own caches, asked for `ahead` or not,
     that work does not hide."""
-    if not hw.shared_cache_cycles:
+    if not hw.cache_is_far:
         return OVERLAP_LOSS
     far = 1 - NEAR_CYCLES / hw.shared_cache_cycles
     return max(OVERLAP_LOSS, far if ahead else min(1.0, 2 * far))
@@ -158,7 +141,7 @@ def _gbps(source: MemoryLevel, cores: int, sharing: int) -> float:
 
 def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
     """Time in which cores get what others have just written of data that they share out anew."""
-    near = 0 < hw.shared_cache_cycles <= NEAR_CYCLES
+    near = hw.shared_cache_cycles and not hw.cache_is_far
     rate = (EXCHANGE_NEAR if near else EXCHANGE) * hw.levels[-2].gbps
     return size_bytes * (cores - 1) / cores**2 / (rate * 1e3)
 
@@ -166,38 +149,6 @@ def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
 def gathered_us(size_bytes: float, hw: HardwareModel) -> float:
     """Time in which one core gets what all have just written."""
     return hw.cores * handed_on_us(size_bytes, hw.cores, hw)
-
-
-@remembered
-def packed_bytes(graph: TileGraph, node: TileNode) -> int:
-    """Bytes of the packed operands."""
-    tensors = {access.tensor for access in packed_reads(node)}
-    return sum(graph.tensors[tensor].size_bytes for tensor in tensors)
-
-
-def wants_prefetch(graph: TileGraph, node: TileNode, core: Tile, register: Tile) -> bool:
-    """Whether asking for panels ahead pays: there are several, and enough rows go over each, in
-    several passes or in the only one there is."""
-    sharing = sharing_axes(node)
-    rows = prod(core.extents[axis] for axis in sharing)
-    passes = prod(-(-core.extents[axis] // register.extents[axis]) for axis in sharing)
-    only = all(core.extents[axis] == node.axes[axis].extent for axis in sharing)
-    enough = packed_bytes(graph, node) >= PREFETCH_BYTES and rows >= PREFETCH_ROWS
-    return enough and has_next_panel(node, register) and (passes > 1 or only)
-
-
-def has_next_panel(node: TileNode, register: Tile) -> bool:
-    """Whether register tiles go over several panels, and take whole ones: for a part of one nothing
-    is asked ahead (1.6 MB in halves of panels 234 us from the cache, 397 out of it, and in whole
-    ones 233 and 262)."""
-    if not takes_whole_panels(node, register):
-        return False
-    sharing = sharing_axes(node)
-    return any(
-        node.axes[axis].extent > register.extents[axis]
-        for axis in node.space
-        if axis not in sharing
-    )
 
 
 def wants_results_ahead(
@@ -219,69 +170,6 @@ def wants_results_ahead(
     elements = prod(register.extents[axis] for axis in node.space) * written.dtype_bytes
     lines = elements // hw.levels[1].line_bytes * (len(residuals) + 1)
     return 2 * lines >= steps
-
-
-def with_cold_weights(
-    graph: TileGraph, node: TileNode, plan: TilePlan, hw: HardwareModel, latency_us: float
-) -> float:
-    """The time with packed operands in DRAM, as they are when a model's layers take turns. Where
-    the last cache has room for those of all layers it has lost part of large ones (7 MB of
-    MobileViT), and none of those that a core's own cache could hold (0.6 MB of DenseNet-121).
-
-    Cores that share the panels out read at the bandwidth of all, cores that all need the same ones
-    at that of one (9.4 MB beside 1350 us of work, far away: shared out 1400 us, read by both of two
-    cores 1540, with neighbours at work 1580 and 2020). Panels asked for ahead arrive during the
-    work, others hold it up.
-    """
-    size_bytes = packed_bytes(graph, node)
-    core = plan.at("core")
-    counts = core.counts(node.axes)
-    sharing = sharing_axes(node)
-    first = _first_cut(node, plan)
-    apart = first not in sharing and counts[first] % hw.cores == 0
-    together = plan.parallel and (apart or all(counts[axis] == 1 for axis in sharing))
-
-    def reading_us(source: MemoryLevel, share: float) -> float:
-        rate = (source.total_gbps or source.gbps * hw.cores) if together else source.gbps
-        return size_bytes / (rate * share * 1e3)
-
-    cold_us = reading_us(hw.levels[-1], STREAMED)
-    if hw.weights_fit:
-        lost = COLD if size_bytes > hw.own_cache_bytes else 0.0
-        cold_us = lost * cold_us + (1 - lost) * reading_us(hw.levels[-2], DISPLACED)
-    if plan.prefetch and has_next_panel(node, plan.at("register")):
-        return arriving_us(latency_us, cold_us, sweeps(node, plan, hw), hw)
-    return latency_us + cold_us
-
-
-def arriving_us(latency_us: float, reading_us: float, times: int, hw: HardwareModel) -> float:
-    """The time of work beside which weights arrive that it goes over so many times, the first time
-    only: 9.4 MB in seven rows of an image one after another take 1960 us, at once 1400, and from
-    the cache both 1115."""
-    first_us = latency_us / times
-    return latency_us - first_us + overlapped_us(first_us, reading_us, far_loss(hw, ahead=True))
-
-
-def sweeps(node: TileNode, plan: TilePlan, hw: HardwareModel) -> int:
-    """How many times a core goes over its packed operands, from the first panel to the last. Where
-    its tasks take one panel each, and the rows of one after another, the next one has time to
-    arrive beside all of them; a chain's panels are small."""
-    if plan.rule not in ("tile", "strassen"):
-        return 1
-    core, register = plan.at("core"), plan.at("register")
-    counts = core.counts(node.axes)
-    sharing = sharing_axes(node)
-    tasks = prod(counts[axis] for axis in sharing)
-    columns = [axis for axis in node.space if axis not in sharing]
-    if _first_cut(node, plan) in columns:
-        return 1 if all(core.extents[a] <= register.extents[a] for a in columns) else tasks
-    return ceil(tasks / (hw.cores if plan.parallel else 1))
-
-
-def _first_cut(node: TileNode, plan: TilePlan) -> int:
-    """The outermost axis that core tiles cut."""
-    counts = plan.at("core").counts(node.axes)
-    return next((axis for axis in plan.order if counts[axis] > 1), plan.order[0])
 
 
 def prologue_us(graph: TileGraph, plan: TilePlan, hw: HardwareModel) -> float:

@@ -48,7 +48,9 @@ SIDE = 16
 PALETTE, ROW_BYTES, ROWS = 1, 16, 48
 """The table of shapes: its kind, and where it says how long the rows of registers are and how many
 there are."""
-REFUSED = "AMX: the system does not grant its registers; compile for a target without amx-int8"
+REFUSED = (
+    "AMX: the system does not grant its registers; compile for a target without amx-int8, amx-bf16"
+)
 
 
 class Shape(NamedTuple):

@@ -15,10 +15,12 @@ import tvm_ext
 from tvm_ext.cli.compile import main as compile_main
 from tvm_ext.cli.tune import make_parser as tune_parser
 from tvm_ext.cli.tune import replay_command
+from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.compute.half_products import dense_pairs, halves, in_pairs
+from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs
 from tvm_ext.errors import TargetError
-from tvm_ext.graph.multiply_halves import multiplies_halves
+from tvm_ext.graph.legalise_conv import direct_program
+from tvm_ext.graph.multiply_halves import multiplies_halves, ways_of_pairs
 from tvm_ext.hardware import resolve
 from tvm_ext.measure.build import Built, build
 from tvm_ext.picker import pick
@@ -99,6 +101,8 @@ def test_products_are_those_of_rounded_factors(rows: int, inner: int, columns: i
         (24, 36, 9, 3, 2, 1, 3),
         (9, 9, 7, 3, 1, 1, 3),
         (3, 16, 13, 3, 2, 1, 1),
+        (3, 32, 40, 7, 2, 1, 1),
+        (5, 32, 37, 11, 4, 1, 1),
     ],
 )
 def test_convolutions_are_those_of_rounded_factors(
@@ -238,6 +242,40 @@ def test_rounding_is_to_the_nearest_and_to_even(size: int, by_integers: bool) ->
     assert np.isnan(found[np.isnan(expected)]).all()
     known = ~np.isnan(expected)
     assert (found.view(np.uint16)[known] == expected.view(np.uint16)[known]).all()
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel_size", "stride"), [(3, (7, 7), 2), (4, (3,), 1), (9, (2, 5), 3)]
+)
+def test_channels_may_be_part_of_a_rows_taps(
+    channels: int, kernel_size: tuple[int, ...], stride: int
+) -> None:
+    rank, lanes = len(kernel_size), HOST.lanes(4)
+    pads = tuple(size // 2 for size in kernel_size)
+    geometry = ConvGeometry(
+        kernel_size, (stride,) * rank, pads, pads, (1,) * rank, 1, channels, 2 * lanes
+    )
+    x = rounded(RANDOM.normal(size=(2, *(17,) * rank, channels)).astype(np.float32))
+    weight = rounded(RANDOM.normal(size=(2 * lanes, *kernel_size, channels)).astype(np.float32))
+
+    def run(program: Any, *given: np.ndarray) -> np.ndarray:
+        shape = (2, *geometry.out_size((17,) * rank), 2 * lanes)
+        result = tvm.runtime.tensor(np.full(shape, np.nan, np.float32))
+        kernel(program)(*(tvm.runtime.tensor(np.ascontiguousarray(one)) for one in given), result)
+        return np.array(result.numpy())
+
+    data = te.placeholder(x.shape, "float32", name="data")
+    program = direct_program(data, geometry, lanes)
+    expected = run(program, x, pack_weight(weight, geometry, lanes))
+    ways = list(ways_of_pairs(geometry, x.shape, planes=False))
+    assert [way.folded for way in ways] == [False, True]
+    for way in ways:
+        filters = in_pairs(weight).reshape(2 * lanes, *way.geometry.kernel, -1)
+        words = te.placeholder(way.shape, "uint32", name="data")
+        program = direct_program(words, way.geometry, lanes, convolve=conv_pairs)
+        packed = pack_weight(filters, way.geometry, lanes)
+        found = run(program, in_pairs(x).reshape(way.shape), packed)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("rows", "terms", "columns"), [(1, 1, 1), (5, 9, 3), (6, 32, 16)])

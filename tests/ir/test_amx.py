@@ -28,7 +28,7 @@ from tvm_ext.tvm_api import (
     tirx,
     tvm,
 )
-from tvm_ext.tvm_lowering import TIR_PIPELINE
+from tvm_ext.tvm_lowering import KERNEL_PIPELINE, TIR_PIPELINE
 
 PRODUCT = dense_kernel((56,), 96, 64)
 WINDOW = conv_kernel((4, 14), (64, 32), 3, 1, 1)
@@ -66,6 +66,16 @@ def test_matrices_are_loaded_once_a_pass() -> None:
         "tilestored64": 4,
         "tilerelease": 1,
     }
+
+
+@pytest.mark.parametrize("pipeline", [TIR_PIPELINE, KERNEL_PIPELINE])
+def test_a_kernel_asks_for_the_registers_itself(pipeline: str) -> None:
+    """Kernels of the tuner, whose arguments are not checked, did not, and crashed in a process that
+    had not asked."""
+    target = target_of(AMX_MACHINE.target)
+    func = write(PRODUCT.func, FOUR).with_attr({"global_symbol": "main"})
+    kernel = tvm.compile(IRModule({"main": func}), target=target, tir_pipeline=pipeline)
+    assert "@syscall(" in kernel.mod.inspect_source("ll")
 
 
 def test_sums_of_halves_have_an_instruction_of_their_own() -> None:

@@ -14,6 +14,7 @@ from tvm_ext.graph.multiply_halves import MultiplyHalves, multiplies_halves
 from tvm_ext.graph.widen import Widen
 from tvm_ext.hardware import get
 from tvm_ext.tile.amx import HALVES_ISA
+from tvm_ext.tir import prepare
 from tvm_ext.tvm_api import IRModule, constant, relax
 from tvm_ext.tvm_pairs import ISA
 
@@ -129,6 +130,27 @@ def test_products_by_constants_multiply_halves(
     body: Body, shape: tuple[int, ...], expected: list[str]
 ) -> None:
     assert operators(rewritten(module(body, shape), precision="bfloat16")) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "arranged"),
+    [
+        (of_planes, (1, 3, 9, 9), ["points_in_pairs"]),
+        (of_three_channels, (1, 9, 9, 3), ["nn.pad", "halves", "memory.view"]),
+        (convolution, (1, 9, 9, 8), ["halves", "memory.view"]),
+    ],
+)
+def test_taps_of_a_row_and_their_channels_are_one_axis_where_that_is_faster(
+    body: Body, shape: tuple[int, ...], arranged: list[str]
+) -> None:
+    def predict_us(func: Any) -> float:
+        filters = [one.shape for one in prepare(func).graph.tensors if len(one.shape) == 5]
+        folded = any(shape[-2] == 1 for shape in filters)
+        return predicted(0.1 if folded else 0.4)(func)
+
+    mod = module(body, shape)
+    found = operators(MultiplyHalves(HALVES, predict_us, "bfloat16")(mod))
+    assert found == [*arranged, "reshape", "conv2d_pairs"]
 
 
 def test_what_is_moved_is_rounded_where_it_is_made() -> None:

@@ -73,6 +73,15 @@ def test_whether_weights_fit_into_the_last_cache() -> None:
     assert small.fingerprint() == AVX2.fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("bfloat16_gflops", "pace"), [(0.0, 1), (124.0, 4), (495.0, 1), (470.0, 1), (990.0, 1)]
+)
+def test_how_long_dots_take_beside_multiply_adds(bfloat16_gflops: float, pace: int) -> None:
+    machine = changed(peak_gflops={"float32": 248.0, "bfloat16": bfloat16_gflops})
+    assert machine.pace_of_dots("bfloat16", 2) == pace
+    assert machine.pace_of_dots("int8", 4) == 1
+
+
 def test_a_cache_behind_a_mesh_is_not_this_machines_alone() -> None:
     """340 MB of BERT's weights came from memory in every run, beside 480 MiB of last cache."""
     cache_bytes = AVX2.level("l3").size_bytes

@@ -9,6 +9,7 @@ the product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -41,17 +42,36 @@ def planes_in_pairs(x: Tensor) -> Tensor:
     """float32 [n, C, spatial..]  →  uint32 [n, C/2, spatial..], of few channels, filled up to an
     even number by zeros."""
     images, planes, *spatial = x.shape
-    channels = int(planes)
-    pairs = range(-(-channels // PAIR))
 
     def body(n: Any, q: Any, *place: Any) -> Any:
-        def word(pair: int) -> Any:
-            own = [x(n, c, *place) for c in range(channels)[PAIR * pair : PAIR * pair + PAIR]]
-            return paired(*own) if len(own) == PAIR else rounded(*own).astype(WORD)
+        return _word(x, int(planes), n, q, place)
 
-        return reduce(lambda other, i: tirx.Select(q == i, word(i), other), pairs[1:], word(0))
+    return te.compute((images, _words(planes), *spatial), body, name="planes_in_pairs")
 
-    return te.compute((images, len(pairs), *spatial), body, name="planes_in_pairs")
+
+def points_in_pairs(x: Tensor) -> Tensor:
+    """float32 [n, C, spatial..]  →  uint32 [n, spatial.., C/2], the same of points."""
+    images, planes, *spatial = x.shape
+
+    def body(n: Any, *at: Any) -> Any:
+        return _word(x, int(planes), n, at[-1], at[:-1])
+
+    return te.compute((images, *spatial, _words(planes)), body, name="points_in_pairs")
+
+
+def _words(channels: Any) -> int:
+    return -(-int(channels) // PAIR)
+
+
+def _word(x: Tensor, channels: int, n: Any, q: Any, place: Sequence[Any]) -> Any:
+    """Two channels of a point in planes; for one that is missing zero."""
+
+    def word(pair: int) -> Any:
+        own = [x(n, c, *place) for c in range(channels)[PAIR * pair : PAIR * pair + PAIR]]
+        return paired(*own) if len(own) == PAIR else rounded(*own).astype(WORD)
+
+    pairs = range(_words(channels))
+    return reduce(lambda other, i: tirx.Select(q == i, word(i), other), pairs[1:], word(0))
 
 
 def dense_pairs(x: Tensor, weight: Tensor, columns: int) -> Tensor:

@@ -17,9 +17,9 @@ be (`Widen` has made float32 of the rest).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from tvm_ext.compute.half_products import (
     halves,
     in_pairs,
     planes_in_pairs,
+    points_in_pairs,
 )
 from tvm_ext.compute.winograd import OUTPUT_TILES
 from tvm_ext.graph.legalise_attention import ATTENTION, GUARDED, biases_by_keys, static_attention
@@ -55,7 +56,7 @@ from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.graph.widen import WIDENED
 from tvm_ext.hardware.model import HardwareModel
 from tvm_ext.hardware.roofline import peak_gflops
-from tvm_ext.tile.amx import HALVES_ISA
+from tvm_ext.tile.amx import HALVES_ISA, SIDE
 from tvm_ext.tvm_api import (
     IRModule,
     PrimFunc,
@@ -164,20 +165,29 @@ class _Rewriter(relax.PyExprMutator):
         geometry, shape, weight, planes = known
         if geometry.groups > 1 and weight.shape[-1] % PAIR:
             return call
-        if not self._pays(geometry, shape, planes):
+        way = self._best_way(geometry, shape, planes)
+        if way is None:
             return call
-        paired, x = _paired(geometry), call.args[0]
-        words = self.builder_.emit_te(planes_in_pairs, x) if planes else self._pairs(x)
-        if geometry.groups > 1:
-            words = self.builder_.emit(relax.op.reshape(words, _laid_out(shape, paired, planes)))
+        x = call.args[0]
+        if way.planes:
+            words = self.builder_.emit_te(planes_in_pairs, x)
+        elif planes:
+            words = self.builder_.emit_te(points_in_pairs, x)
+        else:
+            words = self._pairs(x)
+        if geometry.groups > 1 or way.folded:
+            words = self.builder_.emit(relax.op.reshape(words, way.shape))
+        filters = in_pairs(weight)
+        if way.folded:
+            filters = filters.reshape(*filters.shape[:-2], -1, 1)
 
         def body(x: Any, filters: Any) -> Any:
-            return conv_pairs(x, filters, paired, self._lanes, planes)
+            return conv_pairs(x, filters, way.geometry, self._lanes, way.planes)
 
         return self.builder_.call_te(
             body,
             words,
-            constant(pack_weight(in_pairs(weight), paired, self._lanes)),
+            constant(pack_weight(filters, way.geometry, self._lanes)),
             primfunc_name_hint=f"{op_name(call).rpartition('.')[2]}_pairs",
             primfunc_attrs=FUSES_EPILOGUE,
         )
@@ -251,24 +261,27 @@ class _Rewriter(relax.PyExprMutator):
             primfunc_attrs=FUSES_EPILOGUE,
         )
 
-    def _pays(self, geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> bool:
-        """Whether a convolution takes less time so than by the best algorithm in float32."""
+    def _best_way(self, geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> Way | None:
+        """How a convolution takes least time so; None if the best algorithm in float32 does."""
         options, lanes, predict_us = self._options, self._lanes, self._options.predict_us
-        paired = _paired(geometry)
-        data, pairs = (
-            te.placeholder(_laid_out(shape, one, planes), dtype, name="data")
-            for one, dtype in ((geometry, "float32"), (paired, WORD))
-        )
-        in_halves = [direct_program(pairs, paired, lanes, planes, conv_pairs)]
-        if planes:
-            in_halves.append(te.create_prim_func([data, planes_in_pairs(data)]))
+        data = te.placeholder(_laid_out(shape, geometry, planes), "float32", name="data")
+
+        def taken_us(way: Way) -> float:
+            pairs = te.placeholder(way.shape, WORD, name="data")
+            programs = [direct_program(pairs, way.geometry, lanes, way.planes, conv_pairs)]
+            if planes:
+                arrange = planes_in_pairs if way.planes else points_in_pairs
+                programs.append(te.create_prim_func([data, arrange(data)]))
+            return sum(map(predict_us, programs))
+
         if planes or geometry.groups > 1:
             in_floats = [direct_program(data, geometry, lanes, planes)]
         else:
             peak = peak_gflops(options.hardware)
             m = choose_algorithm(geometry, shape, lanes, options.winograd, predict_us, peak)
             in_floats = programs_of(geometry, shape, lanes, m)
-        return sum(map(predict_us, in_halves)) < sum(map(predict_us, in_floats))
+        best = min(ways_of_pairs(geometry, shape, planes), key=taken_us)
+        return best if taken_us(best) < sum(map(predict_us, in_floats)) else None
 
     def _pairs(self, data: Any) -> Any:
         """A tensor rounded, two elements along its last axis in a word."""
@@ -294,9 +307,32 @@ class _Rewriter(relax.PyExprMutator):
         return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
 
 
-def _paired(geometry: ConvGeometry) -> ConvGeometry:
-    """The convolution whose input channels are pairs, the last one filled up with a zero."""
-    return msgspec.structs.replace(geometry, in_channels=-(-geometry.in_channels // PAIR))
+class Way(NamedTuple):
+    """A convolution of pairs, and the shape of its data."""
+
+    geometry: ConvGeometry
+    shape: tuple[int, ...]
+    planes: bool = False
+    folded: bool = False
+    """Whether a row's points and their channels are one axis."""
+
+
+def ways_of_pairs(geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) -> Iterator[Way]:
+    """Of channels, and of few channels also of the taps of a row with all theirs, which a matrix
+    unit adds up at once (7 x 7 taps of 3 channels: 7 times 14 pairs, not 49 times 2)."""
+    pairs = -(-geometry.in_channels // PAIR)
+    paired = msgspec.structs.replace(geometry, in_channels=pairs)
+    yield Way(paired, _laid_out(shape, paired, planes), planes)
+    if geometry.groups > 1 or pairs >= SIDE or geometry.kernel[-1] == 1:
+        return
+    if geometry.dilation[-1] != 1:
+        return
+    along = {
+        name: (*getattr(geometry, name)[:-1], getattr(geometry, name)[-1] * pairs)
+        for name in ("kernel", "strides", "pad_before", "pad_after")
+    }
+    folded = msgspec.structs.replace(geometry, in_channels=1, **along)
+    yield Way(folded, (*shape[:-2], shape[-2] * pairs, 1), folded=True)
 
 
 def _laid_out(shape: Sequence[int], geometry: ConvGeometry, planes: bool) -> tuple[int, ...]:

@@ -107,6 +107,13 @@ class HardwareModel(msgspec.Struct, frozen=True):
         halves = self.vector_loads_per_cycle == 1 and 2 * lanes <= self.lanes(4)
         return 2 * self.fma_per_cycle if halves else self.fma_per_cycle
 
+    def pace_of_dots(self, dtype: str, elements: int) -> int:
+        """How many vectors of float32 a core multiplies and adds in the time of a vector of dots of
+        so many elements, by its peaks: 4 of two bfloat16 beside a matrix unit, mostly 1."""
+        peaks = self.peak_gflops
+        dots = peaks.get(dtype, 0.0) / elements
+        return max(1, round(peaks["float32"] / dots)) if dots else 1
+
     @property
     def cache_is_far(self) -> bool:
         """Whether the cache that cores share was found to answer from behind a mesh."""

@@ -120,6 +120,8 @@ def register_cycles(
     # shuffles have one port
     issue = one.points * (node.flops_per_point or 1.0) / 2 / hw.fmas_per_cycle(lanes) + one.shuffles
     issue *= side_by_side(node, tile, lanes, hw)
+    if node.dots:
+        issue *= hw.pace_of_dots("bfloat16", 2) if node.halves else hw.pace_of_dots("int8", 4)
     fetch = one.loads / LOADS_PER_CYCLE + one.picked / hw.vector_loads_per_cycle + one.spread
     if node.kind != "reduce":
         return max(issue, fetch)

@@ -35,6 +35,7 @@ from tvm_ext.graph.fuse_attention import FuseAttention
 from tvm_ext.graph.fuse_multi_output import FuseMultiOutput
 from tvm_ext.graph.fuse_tiles import FuseTiles
 from tvm_ext.graph.keep_bytes import KeepBytes
+from tvm_ext.graph.keep_halves import KeepHalves
 from tvm_ext.graph.legalise import Legalise
 from tvm_ext.graph.look_up_bytes import LookUpBytes
 from tvm_ext.graph.lower_counted import LowerCounted
@@ -107,6 +108,7 @@ __all__ = [
     "FuseMultiOutput",
     "FuseTiles",
     "KeepBytes",
+    "KeepHalves",
     "Legalise",
     "LookUpBytes",
     "LowerCounted",
@@ -213,6 +215,7 @@ def graph_passes(
         QuantiseEarly(),
         MultiplyBytes(hardware),
         MultiplyHalves(hardware, predict_us, precision),
+        KeepHalves(),
         KeepBytes(),
         LookUpBytes(hardware),
         AddBytes(hardware),

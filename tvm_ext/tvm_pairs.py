@@ -62,6 +62,17 @@ def rounded(x: Any) -> Any:
     return tirx.call_llvm_pure_intrin(HALF_BITS, _intrinsic(_ROUND, 512), x)
 
 
+def widened(half: Any) -> Any:
+    """The float32 that a bfloat16's bits stand for."""
+    return tirx.reinterpret("float32", half.astype(WORD) << HALF_WIDTH)
+
+
+def upper(x: Any) -> Any:
+    """The bits of a bfloat16 from those of the float32 that it is: rounding it would make zeros of
+    the smallest."""
+    return (tirx.reinterpret(WORD, x) >> HALF_WIDTH).astype(HALF_BITS)
+
+
 def paired(low: Any, high: Any) -> Any:
     """Two float32, rounded, in a uint32: `low` in its lower half."""
     return word(rounded(low), rounded(high))

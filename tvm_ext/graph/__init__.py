@@ -27,6 +27,7 @@ In the order the pipeline runs them:
   multiply_bytes  products of quantised tensors four bytes at a time, where there is an instruction
                  (weight_steps: which floats are integers times a step)
   multiply_halves  products and convolutions in bfloat16, two elements at a time, on request
+  keep_halves    what is moved, joined or pooled for these alone is rounded before
   keep_bytes     what is moved between quantisers is moved as bytes; add_bytes: sums read bytes;
                  look_up_bytes: functions of a byte are tables
   pool_axes      max pools along one axis after another

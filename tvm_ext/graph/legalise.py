@@ -54,6 +54,7 @@ from tvm_ext.tvm_api import (
     topi,
     tvm,
 )
+from tvm_ext.tvm_pairs import HALF_BITS
 
 Rule = Callable[[Any, Any, Any], Any]
 """Called with `Programs`, a block builder, the call and the `Legalise` pass."""
@@ -206,7 +207,7 @@ def legalise_concat(builder: Any, call: Any, options: Legalise) -> Any:
     """TVM's concatenation, marked as one for `ConcatInPlace`: what makes its operands is not fused
     into it then, but told where to write."""
     shape = static_extents(call.ty)
-    if str(call.ty.dtype.dtype) not in ("float32", *BYTES):
+    if str(call.ty.dtype.dtype) not in ("float32", HALF_BITS, *BYTES):
         return None
     if not shape or not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
         return None

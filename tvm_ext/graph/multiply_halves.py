@@ -75,6 +75,8 @@ from tvm_ext.tvm_pairs import HALF, ISA, PAIR, WORD
 
 Precision = Literal["float32", "bfloat16"]
 SLICE = "relax.strided_slice"
+ROUNDS = "tvm_ext.rounds"
+"""Attribute of functions that round a tensor, and do nothing else."""
 WORTH = 1.5
 """Times float32's peak that bfloat16's has to be: some machines do its instruction at half rate,
 but for the matrix unit's."""
@@ -304,7 +306,12 @@ class _Rewriter(relax.PyExprMutator):
         made = bound(self, data)
         if op_name(made) in through:
             return self.builder_.emit(call_of(made, self._rounded(made.args[0], through)))
-        return self.builder_.emit_te(halves, data, primfunc_name_hint="halves")
+        return self.builder_.emit(rounded(self.builder_, data))
+
+
+def rounded(builder: Any, data: Any) -> Any:
+    """The call that rounds a tensor."""
+    return builder.call_te(halves, data, primfunc_name_hint="halves", primfunc_attrs={ROUNDS: True})
 
 
 class Way(NamedTuple):

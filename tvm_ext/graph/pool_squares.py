@@ -17,8 +17,7 @@ from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.tvm_api import IRModule, bound, call_of, op_name, relax, rewritten, tvm
 
-POOLS = {f"relax.nn.avg_pool{rank}d": "DHW"[3 - rank :] for rank in (1, 2, 3)}
-"""Operators, and what layouts call the axes that their windows lie on."""
+POOLS = frozenset(f"relax.nn.avg_pool{rank}d" for rank in (1, 2, 3))
 
 
 @tvm.transform.module_pass(opt_level=0, name="PoolSquares")
@@ -35,7 +34,7 @@ class PoolSquares:
 class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        windows = _windows(call) if op_name(call) in POOLS else {}
+        windows = windows_of(call) if op_name(call) in POOLS else {}
         source = self._squared(call.args[0]) if windows else None
         if source is None:
             return call
@@ -55,9 +54,11 @@ class _Rewriter(relax.PyExprMutator):
         return self.builder_.emit(call_of(made, source))
 
 
-def _windows(call: Any) -> dict[int, Window]:
-    """What a pool takes means of along each axis; nothing if it is not one that is rewritten."""
-    attrs, names, layout = call.attrs, POOLS[op_name(call)], str(call.attrs.layout)
+def windows_of(call: Any) -> dict[int, Window]:
+    """What a pool takes its elements of along each axis; nothing if windows are cut short or have
+    holes, or shapes are not known."""
+    attrs, layout = call.attrs, str(call.attrs.layout)
+    names = "DHW"[-len(ints(attrs.pool_size)) :]
     shape, outputs = static_shape(call.args[0]), static_shape(call)
     same = str(attrs.out_layout) == layout and set(ints(attrs.dilation)) == {1}
     if shape is None or outputs is None or not same or len(layout) != len(shape):
@@ -70,7 +71,7 @@ def _windows(call: Any) -> dict[int, Window]:
     ):
         axis = layout.index(name)
         window = Window(size, stride, first, outputs[axis])
-        if (first or last) and not attrs.count_include_pad:
+        if (first or last) and op_name(call) in POOLS and not attrs.count_include_pad:
             return {}
         if window.beyond(shape[axis]) > last:  # a window that is cut short
             return {}

@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_kernels import AMX_MACHINE, X86, amx_plan, conv_kernel, dense_halves, dense_kernel
+from byte_kernels import (
+    AMX_MACHINE,
+    X86,
+    amx_plan,
+    conv_halves,
+    conv_kernel,
+    dense_halves,
+    dense_kernel,
+)
 from funcs import matmul_func, prepared_graph
 
 from tvm_ext.errors import PlanError
@@ -76,6 +84,25 @@ def test_a_kernel_asks_for_the_registers_itself(pipeline: str) -> None:
     func = write(PRODUCT.func, FOUR).with_attr({"global_symbol": "main"})
     kernel = tvm.compile(IRModule({"main": func}), target=target, tir_pipeline=pipeline)
     assert "@syscall(" in kernel.mod.inspect_source("ll")
+
+
+def test_padding_that_both_cores_read_is_copied_by_each() -> None:
+    """14 x 14 x 256 by 3 x 3 x 256, channels shared out: 107 us by way of memory, 77."""
+    graph = prepared_graph(conv_halves((14, 14), (256, 256), 3, 1, 1).func)
+    plan = pick(graph, AMX_MACHINE)[0].plan
+    assert plan.at("core").extents[3] == 128
+    assert [one.level for one in plan.attach if one.stage < plan.anchor] == ["core"]
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns", "outermost"), [(128, 512, "rows"), (1024, 128, "columns")]
+)
+def test_rows_are_outermost_where_more_is_written_than_multiplied(
+    inner: int, columns: int, outermost: str
+) -> None:
+    plan = pick(prepared_graph(dense_halves(784, inner, columns).func), AMX_MACHINE)[0].plan
+    assert plan.instruction == "amx"
+    assert plan.order[:2] == ((0, 1) if outermost == "rows" else (1, 0))
 
 
 def test_sums_of_halves_have_an_instruction_of_their_own() -> None:

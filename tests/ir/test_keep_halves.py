@@ -81,7 +81,7 @@ def pooled_with_holes(builder: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (skipped, ["nn.relu", "exp", "halves", "largest_half", "halves1", "concat"]),
+        (skipped, ["nn.relu", "exp", "halves", "largest_half", "halves", "halves1", "concat"]),
         (part_read_as_floats, ["nn.relu", "halves", "halves1", "concat", "exp"]),
         (moved, ["halves", "halves1", "concat", "reshape"]),
     ],

@@ -96,17 +96,14 @@ class _Rewriter(relax.PyExprMutator):
     def __init__(self, mod: IRModule, readers: _Readers) -> None:
         super().__init__(mod)
         self._readers = readers
-        self._known: dict[Any, Any] = {}
 
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         return self._halves(call.args[1].fields[0]) if self._readers.rounds(call) else call
 
     def _halves(self, data: Any) -> Any:
-        """A tensor's elements, rounded."""
-        if data not in self._known:
-            self._known[data] = self.builder_.emit(self._made(data))
-        return self._known[data]
+        """A tensor's elements, rounded; `Share` sees to it that they are once."""
+        return self.builder_.emit(self._made(data))
 
     def _made(self, data: Any) -> Any:
         made = bound(self, data)

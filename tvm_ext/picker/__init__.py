@@ -5,7 +5,7 @@
          where they are as fast
   order  of the loops
   perf   the time of a tiled stage from tile numbers alone; issue what one pass over a register
-         tile issues; traffic what data costs on its way;
+         tile issues; traffic what data costs on its way; weights how weights come to the cores;
          company what a plan costs the kernels before and after
   stream  groups that touch each byte once, row by row or element by element
   cycles  of a stage by one register tile

@@ -28,10 +28,11 @@ USABLE = 0.8
 """Part of a cache a tile may count on."""
 OVERLAP_LOSS = 0.15
 """Part of the shorter of compute and memory time that is not hidden behind the longer."""
-EXCHANGE = 0.3
-"""Part of the last cache's bandwidth at which cores get what others have just read and written (two
-cores of a Xeon behind a mesh: beside 0.15 BERT and Inception v2 1.03 times as fast, seven others
-0.99 to 1.01)."""
+EXCHANGE = 0.15
+"""Part of the last cache's bandwidth at which cores get what others have just read and written."""
+EXCHANGE_FAR = 0.3
+"""The same behind a mesh, where its bandwidth is low (two cores of a Xeon: beside 0.15 BERT and
+Inception v2 1.03 times as fast, seven others 0.99 to 1.01)."""
 EXCHANGE_NEAR = 0.08
 """The same of a cache so near that few cores share it, and others may have one of their own: 0.23
 and 0.05, between which a virtual machine changes while a model runs. This is the mean of both
@@ -141,8 +142,8 @@ def _gbps(source: MemoryLevel, cores: int, sharing: int) -> float:
 
 def handed_on_us(size_bytes: float, cores: int, hw: HardwareModel) -> float:
     """Time in which cores get what others have just written of data that they share out anew."""
-    near = hw.shared_cache_cycles and not hw.cache_is_far
-    rate = (EXCHANGE_NEAR if near else EXCHANGE) * hw.levels[-2].gbps
+    part = EXCHANGE_FAR if hw.cache_is_far else EXCHANGE_NEAR
+    rate = (part if hw.shared_cache_cycles else EXCHANGE) * hw.levels[-2].gbps
     return size_bytes * (cores - 1) / cores**2 / (rate * 1e3)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from half_models import HALF, HOST, kernel, model_of, rounded
+from onnx import TensorProto, helper
 
 import tvm_ext
 from tvm_ext.cli.compile import main as compile_main
@@ -17,46 +17,18 @@ from tvm_ext.cli.tune import make_parser as tune_parser
 from tvm_ext.cli.tune import replay_command
 from tvm_ext.compute.conv import ConvGeometry, pack_weight
 from tvm_ext.compute.dense import pack_matrix
-from tvm_ext.compute.half_pool import largest_half
 from tvm_ext.compute.half_products import conv_pairs, dense_pairs, halves, in_pairs
-from tvm_ext.compute.mean_squares import Window
 from tvm_ext.errors import TargetError
 from tvm_ext.graph.legalise_conv import direct_program
 from tvm_ext.graph.multiply_halves import multiplies_halves, ways_of_pairs
-from tvm_ext.hardware import resolve
-from tvm_ext.measure.build import Built, build
-from tvm_ext.picker import pick
-from tvm_ext.tir import Reference, prepare, write
+from tvm_ext.measure.build import build
+from tvm_ext.tir import Reference
 from tvm_ext.tvm_api import Target, te, tirx, tvm
 from tvm_ext.tvm_pairs import rounded_by_integers
 from tvm_ext.verify import arguments_of
 
 RANDOM = np.random.default_rng(23)
-HOST = resolve("cpu")
 IN_HALVES = multiplies_halves(HOST)
-HALF = np.dtype(ml_dtypes.bfloat16)
-
-
-def rounded(x: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 as float32."""
-    return x.astype(HALF).astype(np.float32)
-
-
-def model_of(
-    nodes: list[onnx.NodeProto],
-    constants: dict[str, np.ndarray],
-    given: tuple[int | str, ...],
-    kind: int = TensorProto.FLOAT,
-) -> onnx.ModelProto:
-    """The model of these nodes, from `x` to `y`."""
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", kind, given)],
-        [helper.make_tensor_value_info("y", kind, None)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def convolved(
@@ -126,7 +98,7 @@ def test_convolutions_are_those_of_rounded_factors(
     channels: int, outputs: int, size: int, kernel: int, stride: int, dilation: int, groups: int
 ) -> None:
     shape = (outputs, channels // groups, kernel, kernel)
-    weight, bias = RANDOM.normal(size=shape), RANDOM.normal(size=outputs)
+    weight, bias = (RANDOM.normal(size=one).astype(np.float32) for one in (shape, outputs))
     x = RANDOM.normal(size=(2, channels, size, size)).astype(np.float32)
     node = helper.make_node(
         "Conv",
@@ -138,9 +110,7 @@ def test_convolutions_are_those_of_rounded_factors(
         group=groups,
     )
 
-    model = model_of(
-        [node], {"w": weight.astype(np.float32), "b": bias.astype(np.float32)}, x.shape
-    )
+    model = model_of([node], {"w": weight, "b": bias}, x.shape)
     asked = tvm_ext.compile(model, precision="bfloat16")
     floats, of_rounded = (
         convolved(data, taps, stride, dilation, groups) + bias[:, None, None]
@@ -189,54 +159,6 @@ def test_what_lies_between_products_is_rounded_for_them_alone() -> None:
     np.testing.assert_allclose(y, run(rounded if IN_HALVES else np.asarray), atol=4e-3)
 
 
-def test_what_is_pooled_and_joined_for_products_alone_is_the_same_as_halves() -> None:
-    """A U-Net of one step, with a pool that sees its padding."""
-    constants = {
-        name: RANDOM.normal(size=shape).astype(np.float32)
-        for name, shape in (("a", (16, 8, 3, 3)), ("b", (32, 16, 3, 3)), ("c", (8, 48, 1, 1)))
-    }
-    nodes = [
-        helper.make_node("Conv", ["x", "a"], ["s"], pads=[1] * 4),
-        helper.make_node(
-            "MaxPool", ["s"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
-        ),
-        helper.make_node("Conv", ["p", "b"], ["q"], pads=[1] * 4),
-        helper.make_node("Resize", ["q", "", "by"], ["u"], mode="nearest"),
-        helper.make_node("Concat", ["s", "u"], ["j"], axis=1),
-        helper.make_node("Conv", ["j", "c"], ["y"]),
-    ]
-    constants["by"] = np.array([1, 1, 2, 2], np.float32)
-    x = RANDOM.normal(size=(1, 8, 14, 14)).astype(np.float32)
-
-    def run(precision: Any) -> np.ndarray:
-        compiled = tvm_ext.compile(model_of(nodes, constants, x.shape), precision=precision)
-        return np.asarray(compiled(x)[0])
-
-    floats, found = run("float32"), run("bfloat16")
-    np.testing.assert_allclose(found, floats, rtol=0, atol=2e-2 * np.abs(floats).max())
-
-
-@pytest.mark.parametrize("padding", [0, 1])
-def test_the_largest_half_is_that_of_floats_rounded(padding: int) -> None:
-    size, channels = 9, 16
-    outputs = (size + 2 * padding - 3) // 2 + 1
-    windows = {axis: Window(3, 2, padding, outputs) for axis in (1, 2)}
-    given = RANDOM.normal(size=(1, size, size, channels)).astype(np.float32)
-    given[0, 4:7, 4:7] = -np.inf
-    given[0, 0, 0, :3] = np.inf, 1e-39, -0.0
-    bits = given.astype(HALF).view(np.uint16)
-    x = te.placeholder(given.shape, "uint16", name="x")
-    result = tvm.runtime.tensor(np.zeros((1, outputs, outputs, channels), np.uint16))
-    func = te.create_prim_func([x, largest_half(x, windows)])
-    kernel(func)(tvm.runtime.tensor(bits), result)
-    around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-    wide = np.pad(rounded(given), around, constant_values=-np.inf)
-    views = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), axis=(1, 2))[:, ::2, ::2]
-    np.testing.assert_array_equal(
-        result.numpy().view(HALF).astype(np.float32), views.max(axis=(-2, -1))
-    )
-
-
 def test_an_open_batch_is_multiplied_in_halves_too() -> None:
     filters = RANDOM.normal(size=(16, 3, 3, 3)).astype(np.float32)
     weight = RANDOM.normal(size=(16 * 49, 24)).astype(np.float32) / 28
@@ -282,14 +204,6 @@ SPECIAL = np.array(
 """With numbers half way between two, of which one is even."""
 ALL_ONES = np.array([0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
 """Two that are none."""
-
-
-def kernel(func: Any, **attributes: Any) -> Any:
-    """A function by its first plan, compiled for this machine."""
-    graph = prepare(func).graph
-    built = build(write(func, pick(graph, HOST)[0].plan), Target(HOST.target))
-    assert isinstance(built, Built), built
-    return built.main
 
 
 @pytest.mark.parametrize("size", [1, 16, 1000])

@@ -10,7 +10,7 @@
   half_attention  of bfloat16, in pairs
   norm      softmax, reductions, layer, group, instance and RMS normalisation, stage by stage
   norm_columns  normalisation over axes that are not the innermost, a kernel each stage
-  mean_squares  over windows
+  windows   what is made of each window's elements:  mean_squares;  half_pool: the largest bfloat16
   top_k     the first elements of a row in order;  non_max: the best boxes of each class
   written   loops and vectors that these are written with, and
   non_zero  places of what is not zero;  scatter_rows: rows put in places

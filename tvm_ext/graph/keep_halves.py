@@ -70,7 +70,6 @@ class _Readers:
     def only_rounded(self, var: Any) -> bool:
         """Whether all that is read of a tensor in the end are its elements, rounded."""
         if var not in self._answers:
-            self._answers[var] = False  # of itself
             readers = self._by.get(var, [])
             self._answers[var] = bool(readers) and all(self._rounded_by(*one) for one in readers)
         return self._answers[var]
@@ -111,8 +110,7 @@ class _Rewriter(relax.PyExprMutator):
             if op_name(made) in MOVES:
                 return call_of(made, self._halves(made.args[0]))
             if op_name(made) == CONCAT:
-                fields = getattr(made.args[0], "fields", None) or bound(self, made.args[0]).fields
-                parts = [self._halves(field) for field in fields]
+                parts = [self._halves(field) for field in bound(self, made.args[0]).fields]
                 return Call(made.op, [relax.Tuple(parts)], made.attrs)
             if _pools(made) and self._pays(made.args[0]):
                 given, windows = self._halves(made.args[0]), windows_of(made)

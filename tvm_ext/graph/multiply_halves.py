@@ -330,9 +330,8 @@ def ways_of_pairs(geometry: ConvGeometry, shape: tuple[int, ...], planes: bool) 
     pairs = -(-geometry.in_channels // PAIR)
     paired = msgspec.structs.replace(geometry, in_channels=pairs)
     yield Way(paired, _laid_out(shape, paired, planes), planes)
-    if geometry.groups > 1 or pairs >= SIDE or geometry.kernel[-1] == 1:
-        return
-    if geometry.dilation[-1] != 1:
+    one_row = geometry.kernel[-1] > 1 and geometry.dilation[-1] == 1
+    if geometry.groups > 1 or pairs >= SIDE or not one_row:
         return
     along = {
         name: (*getattr(geometry, name)[:-1], getattr(geometry, name)[-1] * pairs)

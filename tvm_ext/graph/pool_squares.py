@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.compute.mean_squares import Window, mean_squares
+from tvm_ext.compute.mean_squares import mean_squares
+from tvm_ext.compute.windows import Window
 from tvm_ext.graph.legalise_norm import ints, static_shape
 from tvm_ext.graph.quantise_early import MOVES
 from tvm_ext.tvm_api import IRModule, bound, call_of, op_name, relax, rewritten, tvm
@@ -34,7 +35,7 @@ class PoolSquares:
 class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
-        windows = windows_of(call) if op_name(call) in POOLS else {}
+        windows = windows_of(call) if op_name(call) in POOLS and _counts_all(call.attrs) else {}
         source = self._squared(call.args[0]) if windows else None
         if source is None:
             return call
@@ -54,6 +55,11 @@ class _Rewriter(relax.PyExprMutator):
         return self.builder_.emit(call_of(made, source))
 
 
+def _counts_all(attrs: Any) -> bool:
+    """Whether every window has as many elements, padding among them."""
+    return bool(attrs.count_include_pad) or not any(ints(attrs.padding))
+
+
 def windows_of(call: Any) -> dict[int, Window]:
     """What a pool takes its elements of along each axis; nothing if windows are cut short or have
     holes, or shapes are not known."""
@@ -71,8 +77,6 @@ def windows_of(call: Any) -> dict[int, Window]:
     ):
         axis = layout.index(name)
         window = Window(size, stride, first, outputs[axis])
-        if (first or last) and op_name(call) in POOLS and not attrs.count_include_pad:
-            return {}
         if window.beyond(shape[axis]) > last:  # a window that is cut short
             return {}
         if (size, stride, first) != (1, 1, 0):

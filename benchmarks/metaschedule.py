@@ -72,7 +72,7 @@ def build(func: PrimFunc, target: Any) -> Built | Failure:
     """Its kernel as TVM compiles it by default, as its own builders did."""
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     try:
-        return Built(tvm.compile(module, target=target), "main", True)
+        return Built(tvm.compile(module, target=target).jit(), "main", True)
     except tvm.TVMError as error:
         return Failure("compile", one_line(error))
 

@@ -39,6 +39,16 @@ def test_the_first_plan_is_checked_timed_and_held_against_random_ones(tmp_path: 
     assert "within 10% of the best random plan for" in printed
 
 
+def test_the_first_plan_is_timed_beside_what_metaschedule_finds(tmp_path: Path) -> None:
+    searches = tmp_path / "searches"
+    arguments = ("--only", "GMM/0", "--batch", "1", "--trials", "4", "--searches", str(searches))
+    _, figures = ops(*arguments, figures=tmp_path / "ops.json")
+    (row,) = figures["operators"]
+    assert row["metaschedule_us"] > 0
+    assert not row["other_failure"]
+    assert list(searches.glob("4 trials*/GMM/0 b1/search_s"))
+
+
 def test_an_operator_that_tvm_cannot_build_is_a_line_and_no_failure(tmp_path: Path) -> None:
     printed, figures = ops(
         "--only", "C2D_WIN_NHWC", "--batch", "1", "--trials", "0", figures=tmp_path / "ops.json"

@@ -72,6 +72,16 @@ def test_keys_that_lie_a_power_of_two_apart_are_copied() -> None:
     assert pick(together, HARDWARE)[0].plan.staged == ()
 
 
+def test_keys_in_more_pages_than_a_core_has_at_hand_are_copied() -> None:
+    room = {"l2": 2 << 20, "l3": 128 << 20}  # enough for keys wherever they lie
+    levels = (
+        replace(one, size_bytes=room.get(one.name, one.size_bytes)) for one in HARDWARE.levels
+    )
+    roomy = replace(HARDWARE, cores=2, levels=tuple(levels))
+    assert pick(fused_attention(36, 512, 512, 512, 64), roomy)[0].plan.staged == (0, 1)
+    assert pick(fused_attention(36, 512, 512, 96, 64), roomy)[0].plan.staged == ()
+
+
 def test_queries_that_are_no_whole_vectors_get_another_plan() -> None:
     odd = fused_attention(2, 37, 37, 64, 32)
     assert {candidate.plan.rule for candidate in pick(odd, HARDWARE, 5)} == {"tile"}

@@ -25,7 +25,7 @@ from tvm_ext.picker.register import BODY_VECTORS, SCRATCH_REGISTERS
 from tvm_ext.picker.traffic import STAGING_READS, USABLE, holding_gbps, overlapped_us
 from tvm_ext.tile.attention import COLUMN, ROW, Attention, of_queries
 from tvm_ext.tile.axis import Tile
-from tvm_ext.tile.graph import TileGraph, TileNode
+from tvm_ext.tile.graph import Access, Tensor, TileGraph, TileNode
 from tvm_ext.tile.nest import crowding
 from tvm_ext.tile.plan import LevelTile, TilePlan
 
@@ -34,6 +34,13 @@ BLOCKS = (1, 2)
 PASSES = 5
 """How often scores are written or read between the products: written by the first, read for the
 maximum, for their powers, these written, and read for the sum."""
+PAGE_BYTES = 4096
+PAGES = 96
+"""Pages whose place in memory a core has at hand."""
+PAGE_CYCLES = 4.0
+"""Going to a row of keys or values in another page, where work does not hide it (a core of a Xeon,
+12 heads in rows of 9 KiB: 512 keys 5970 us, copied 5320; 257 keys 773 and 734; 128 keys 350 and
+344, between other kernels 396 and 403)."""
 
 
 def attention_candidates(graph: TileGraph, found: Attention, hw: HardwareModel) -> list[Candidate]:
@@ -128,14 +135,17 @@ def attention_estimate(
     far = holding_gbps(hw, room, 1, sharing=cores)
     sweeps = ceil(width / second.extents[ROW])
     values = max(width * element, sweeps * hw.levels[1].line_bytes)
-    read = columns // first.extents[COLUMN] * keys * (depth * element + values)
+    passes = columns // first.extents[COLUMN]
+    read = passes * keys * (depth * element + values)
     memory_us = blocks * ((PASSES + sweeps) * held / 2 / near + read / far) / 1e3
     aside_us = 0.0
     if plan.staged:
         ns_per_byte = STAGING_READS / holding_gbps(hw, graph.io_bytes, 1) + 1 / far
         aside_us = waves * operands * ns_per_byte / 1e3
-    elif spread > 1 and room > hw.levels[2].size_bytes:
-        aside_us = CROWDED_STALL * blocks * read / far / 1e3
+    else:
+        cycles += (passes + sweeps) * keys * _page_cycles(graph, scores)
+        if spread > 1 and room > hw.levels[2].size_bytes:
+            aside_us = CROWDED_STALL * blocks * read / far / 1e3
     compute_us = (blocks * cycles + waves * TASK_CYCLES) / hw.clock_ghz / 1e3
     launch_us = hw.launch_us if plan.parallel else 0.0
     bound = "compute" if compute_us >= memory_us else "memory"
@@ -143,9 +153,23 @@ def attention_estimate(
     return Estimate(latency_us, compute_us, memory_us, bound, aside_us)
 
 
+def _page_cycles(graph: TileGraph, scores: TileNode) -> float:
+    """Cycles that going from one key to the next takes where they lie, for the pages alone."""
+    access, tensor = _keys(graph, scores)
+    apart_bytes = (access.stride(ROW, tensor.shape) or 0) * tensor.dtype_bytes
+    pages_each = min(1.0, apart_bytes / PAGE_BYTES)
+    pages = pages_each * scores.extents[ROW]
+    return PAGE_CYCLES * pages_each * (1 - PAGES / pages) if pages > PAGES else 0.0
+
+
+def _keys(graph: TileGraph, scores: TileNode) -> tuple[Access, Tensor]:
+    """How the first product reads the keys, and what they are in."""
+    access = next(a for a in scores.reads if graph.tensors[a.tensor].role == "input")
+    return access, graph.tensors[access.tensor]
+
+
 def _spread(graph: TileGraph, scores: TileNode, hw: HardwareModel) -> float:
     """How much more room keys take where they lie than side by side."""
-    access = next(a for a in scores.reads if graph.tensors[a.tensor].role == "input")
-    tensor = graph.tensors[access.tensor]
+    access, tensor = _keys(graph, scores)
     tile = Tile((1, 1, *scores.extents[2:]))
     return crowding(access, tile, tensor, tensor.shape, hw.levels[1].line_bytes)
